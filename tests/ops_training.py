@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from ops_case import ROUNDED, Case
-from outvote.ops import convolution, layers, pooling, sgd
+from outvote.ops import convolution, layers, packing, pooling, sgd
 from outvote.ops.convolution import After, Window, padded
+from outvote.ops.packing import Slot
 
 
 def drawn(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -294,6 +295,28 @@ def max_pool(images: Tensor, module: nn.MaxPool2d, outer: Tensor) -> Any:
         return found, images.grad, pooling.max_pool(images, module)
 
 
+def to_unpack(shapes: dict[tuple[int, ...], Any]) -> Any:
+    """Return what draws vectors, packed weights, and rows of which some stay."""
+
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Any:
+        slots, dim, packed_dim = [], 0, 0
+        for shape, kind in shapes.items():
+            slots.append(Slot(dim, torch.Size(shape), kind, packed_dim))
+            dim += slots[-1].size
+            packed_dim += -(-slots[-1].packed_size // 64) * 64
+        packed = drawn(generator, dtype, 3, packed_dim)
+        runs, rows = torch.tensor([1, 0, 1]), torch.tensor([4, 0, 2])
+        out = torch.full((5, dim), 7.0, dtype=dtype)
+        return slots, drawn(generator, dtype, 2, dim), runs, packed, out, rows
+
+    return make
+
+
+def write_changes(*given: Any) -> Tensor:
+    packing.write_changes(*given)
+    return given[4]
+
+
 CASES: dict[str, Case] = {
     "add_relu": Case(
         layers.add_relu,
@@ -388,6 +411,23 @@ CASES: dict[str, Case] = {
             "from rows, the last of some": steps(None, is_first=True, has_start=True),
         },
         ROUNDED,
+    ),
+    "write_changes": Case(
+        write_changes,
+        {
+            # Filters and weights that fill no tile.
+            "mixed": to_unpack(
+                {
+                    (35, 3, 5, 5): "conv",
+                    (35,): "plain",
+                    (9, 35, 3, 3): "conv",
+                    (64, 9, 1, 1): "conv",
+                    (5, 2049): "linear",
+                }
+            ),
+            "one of two pieces": to_unpack({(2100,): "plain"}),
+        },
+        is_widened=False,
     ),
     "weight_gradient": Case(weight_gradient, of_layers(gradients), ROUNDED),
 }

@@ -21,6 +21,7 @@ ANY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NARROW = ANY[:3]
 SINGLE = (torch.float32,)
 EXACT = (torch.float64,)
+WIDE = ANY[2:]
 # Triton's interpreter cannot multiply bfloat16.
 HALF = NARROW[:1] if IS_INTERPRETED else NARROW[:2]
 INT32 = (1 << 31) - 1
@@ -57,6 +58,7 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
     "relu_gradient": (Backend("triton.layers:relu_gradient", NARROW),),
     "take_step": (Backend("triton.sgd_step:take_step", SINGLE),),
     "weight_gradient": (Backend("triton.convolution:weight_gradient", HALF, least=8),),
+    "write_changes": (Backend("triton.packing:write_changes", WIDE),),
 }
 """By operation. The first row that takes the values is used."""
 

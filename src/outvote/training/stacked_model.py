@@ -9,7 +9,6 @@ puts them back into torch's order.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 from typing import Any, Literal
 
 import torch
@@ -17,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outvote.models.parts import Branches, GlobalAverage, Residual
-from outvote.ops import is_for_kernels, load_kernels
-from outvote.ops.convolution import After, Window, cut_windows, multiply, padded, sides
+from outvote.ops import packing
+from outvote.ops.convolution import After, Window, cut_windows, multiply, sides
+from outvote.ops.packing import Slot
 from outvote.ops.pooling import max_pool
 from outvote.training import fused_layers
 from outvote.training.fused_layers import Joined, Norm
@@ -45,66 +45,6 @@ class Pass:
     anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """The position and layout of a parameter or buffer in the vector of a model.
-
-    A packed "plain" or "linear" one is as torch has it. The filters of a "conv" are the columns of
-    a matrix ``[padded(height * width * channels), filters]``: the layout of products.
-    """
-
-    start: int
-    shape: torch.Size
-    kind: Literal["plain", "linear", "conv"] = "plain"
-    packed_start: int = 0
-    """Its position among the packed parameters, see `StackedModel.pack`."""
-
-    @property
-    def size(self) -> int:
-        """How many numbers it has."""
-        return prod(self.shape)
-
-    @property
-    def packed_size(self) -> int:
-        """How many numbers it has among the packed parameters."""
-        if self.kind != "conv":
-            return self.size
-        return padded(prod(self.shape[1:])) * self.shape[0]
-
-    def read(self, vectors: Tensor) -> Tensor:
-        """Return it from ``vectors [models, dim]``; weights are ``[models, inputs, outputs]``."""
-        values = vectors[:, self.start : self.start + self.size].view(-1, *self.shape)
-        if self.kind == "plain":
-            return values
-        # [filters, channels, height, width] -> [height * width * channels, filters]
-        return values.movedim(1, -1).movedim(1, -2).flatten(1, -2)
-
-    def view(self, packed: Tensor) -> Tensor:
-        """Return a view of it in ``packed [models, packed_dim]``.
-
-        Weights are ``[models, inputs, outputs]``, those of a convolution with the padded inputs.
-        """
-        values = packed[:, self.packed_start : self.packed_start + self.packed_size]
-        if self.kind == "conv":
-            return values.view(-1, self.packed_size // self.shape[0], self.shape[0])
-        values = values.view(-1, *self.shape)
-        return values.mT if self.kind == "linear" else values
-
-    def view_unpadded(self, packed: Tensor) -> Tensor:
-        """Return the part of `view` that has the values of `read`."""
-        found = self.view(packed)
-        return found[:, : prod(self.shape[1:])] if self.kind == "conv" else found
-
-    def write(self, values: Tensor, vectors: Tensor) -> None:
-        """Write what `read` returned back into ``vectors [models, dim]``."""
-        if self.kind != "plain":
-            _, channels, *window = self.shape
-            values = values.unflatten(1, (*window, channels))
-            values = values.movedim(-1, 1).movedim(-1, 2)
-        target = vectors[:, self.start : self.start + self.size]
-        target.view(-1, *self.shape).copy_(values)
-
-
 class StackedModel:
     """A network for many sets of weights at once."""
 
@@ -113,7 +53,6 @@ class StackedModel:
         self.slots: list[Slot] = []
         self.buffer_slots: list[Slot] = []
         self.num_parameters = self.num_buffers = self.packed_dim = 0
-        self._tables: dict[torch.device, Any] = {}
         self._layer = self._read(module)
 
     def pack(self, vectors: Tensor) -> Tensor:
@@ -121,10 +60,7 @@ class StackedModel:
 
         There every parameter has the layout of products, and starts at an aligned address.
         """
-        packed = vectors.new_zeros(len(vectors), self.packed_dim)
-        for slot in self.slots:
-            slot.view_unpadded(packed).copy_(slot.read(vectors))
-        return packed
+        return packing.pack(self.slots, vectors, self.packed_dim)
 
     def views(self, packed: Tensor) -> list[Tensor]:
         """Return one view per packed parameter."""
@@ -132,27 +68,13 @@ class StackedModel:
 
     def unpack(self, packed: Tensor) -> Tensor:
         """Return packed parameters as vectors ``[models, dim]``, in torch's order."""
-        vectors = packed.new_empty(len(packed), self.num_parameters)
-        for slot in self.slots:
-            slot.write(slot.view_unpadded(packed), vectors)
-        return vectors
+        return packing.unpack(self.slots, packed)
 
-    @torch.no_grad()
     def write_changes(
         self, vectors: Tensor, runs: Tensor, packed: Tensor, out: Tensor, rows: Tensor
     ) -> None:
-        """Write the weights before training minus those after, in torch's order.
-
-        Model k started from ``vectors[runs[k]]``, its weights are ``packed[k]``, and its row is
-        ``out[rows[k]]``.
-        """
-        kernels = _kernels() if is_for_kernels(packed) else None
-        if kernels is None:
-            out[rows] = vectors[runs].sub_(self.unpack(packed))
-            return
-        if packed.device not in self._tables:
-            self._tables[packed.device] = kernels.tables(self.slots, packed.device)
-        kernels.write_changes(vectors, runs, packed, out, rows, *self._tables[packed.device])
+        """Write the weights before training minus those after, see `packing.write_changes`."""
+        packing.write_changes(self.slots, vectors, runs, packed, out, rows)
 
     def gaps(self) -> list[tuple[int, int]]:
         """Return where packed vectors hold no parameter: the starts and ends of these parts."""
@@ -505,10 +427,6 @@ class NormLayer:
             shift = offset - (mean if bias is None else mean - bias) * scale
             state.scales[self.first] = scale, shift
         return state.scales[self.first]
-
-
-def _kernels() -> Any:
-    return load_kernels("outvote.ops.triton.unpack")
 
 
 def is_plain(module: nn.Conv2d) -> bool:
