@@ -11,8 +11,7 @@ from rich.progress import Progress
 
 import outvote as ov
 from command_line import run
-from outvote.cli import progress as cli_progress
-from outvote.cli.progress import Bars, BarsInNotebook, Plain, PlainLines, shown_progress
+from outvote.cli.progress import shown_progress
 from outvote.experiment import progress as shown
 from outvote.experiment.listener import RoundProgress
 from outvote.experiment.progress import Lines, NotebookBars, RoundBars, chosen_kind, is_notebook
@@ -137,16 +136,9 @@ def test_auto_is_a_bar_in_a_notebook(notebook, monkeypatch):
     assert not is_notebook()  # IPython in a terminal.
 
 
-@pytest.mark.parametrize(("kind", "wanted"), [("lines", PlainLines), ("none", Plain)])
-def test_each_kind_has_its_listener(kind, wanted):
-    with shown_progress(kind) as listener:
-        assert type(listener) is wanted
-
-
 def test_a_bar_is_drawn_with_the_time_left(monkeypatch):
     screen = terminal(monkeypatch)
     with shown_progress("auto") as listener:
-        assert type(listener) is Bars
         listener.on_plan(4)
         listener.on_round(one_round(1, accuracies=(0.5,)))
         listener.on_message("a message\nof two lines")
@@ -160,7 +152,6 @@ def test_a_bar_is_drawn_with_the_time_left(monkeypatch):
 def test_a_notebook_shows_the_bars_in_its_cell(notebook, monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with shown_progress("auto") as listener:
-        assert type(listener) is BarsInNotebook
         listener.on_plan(4)
         listener.on_round(one_round(1, accuracies=(0.5,)))
         listener.on_message("a message")
@@ -225,21 +216,6 @@ def test_all_verbs_that_run_have_the_option(capsys, verb):
     assert "--progress [auto|bar|lines|none]" in run(capsys, verb, "--help").out
     words = [verb, *({"run": ["x.toml"], "bench": ["smoke"]}.get(verb, [])), "--progress", "bars"]
     run(capsys, *words).assert_fails(2, "'bars'", "'lines'")
-
-
-def test_bench_and_demo_pass_it_on(capsys, monkeypatch, tmp_path):
-    """Both end before the first run: only what they were asked to show counts."""
-    asked = []
-
-    def stop(kind):
-        asked.append(kind)
-        raise ValueError("enough")
-
-    monkeypatch.setattr("outvote.cli.run_plan.shown_progress", stop)
-    for words in (["demo"], ["bench", "smoke"]):
-        run(capsys, *words, "-o", tmp_path, "--device", "cpu", "--progress", "none")
-    assert asked == ["none", "none"]
-    assert cli_progress.shown_progress is not stop
 
 
 SMALL = {"num_clients": 5, "byzantine": 1, "rounds": 2, "device": "cpu", "rules": ["mean"]}

@@ -76,7 +76,6 @@ def command(
     """
     rule = read_rule(rule_text)
     options["sample_counts"] = None if sample_counts is None else _read_counts(sample_counts)
-    from outvote.errors import TooManyByzantine
     from outvote.files.aggregate_files import aggregate_clients
     from outvote.files.client_files import FilesError
 
@@ -85,16 +84,8 @@ def command(
             found = aggregate_clients(
                 updates, rule=rule, with_update=False, on_progress=on_progress, **options
             )
-    except TooManyByzantine as error:
-        raise click.UsageError(
-            f"{rule} tolerates at most {error.limit} Byzantine of {error.num_clients} clients, got "
-            f"{error.got}; collect more updates, lower --num-byzantine, or add "
-            "--when-too-many lower"
-        ) from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, FilesError) as error:  # There must be other files.
         raise click.UsageError(_as_options(str(error))) from error
-    except FilesError as error:  # There must be other files: exit code 2.
-        raise click.UsageError(str(error)) from error
     verdict = found.verdict
     facts = {
         "rule": str(rule),

@@ -39,7 +39,7 @@ def list_datasets(as_json: bool) -> None:
     """List the datasets: how large they are, where they are or how to get them."""
     from outvote.data.catalog import DATASETS
 
-    found = [about(entry) for entry in DATASETS.values()]
+    found = [about_dataset(entry) for entry in DATASETS.values()]
     rows = []
     for each in found:
         num_bytes = each["download_bytes"]
@@ -110,7 +110,7 @@ def _mistakes(entry: "Entry") -> Iterator[None]:
         raise WorkFailed(f"{entry.name}: {error}") from error
 
 
-def about(entry: "Entry") -> dict[str, Any]:
+def about_dataset(entry: "Entry") -> dict[str, Any]:
     """Return the description of a dataset, and where it is."""
     from outvote.data.dataset import MissingDataError
     from outvote.data.loader import locate
@@ -120,9 +120,11 @@ def about(entry: "Entry") -> dict[str, Any]:
         found = form.source(path)
     except MissingDataError:
         found = None
-    same = ("name", "doc", "num_train", "num_test", "num_classes", "shape", "checks")
+    same = ("name", "doc", "samples", "num_train", "num_test", "num_classes", "shape", "checks")
     return {
         **{key: getattr(entry, key) for key in same},
+        "forms": [form.doc for form in entry.forms],
+        "sources": [source.doc for source in entry.sources],
         "download_bytes": entry.sources[0].num_bytes if entry.sources else None,
         "found": found,
         "get": entry.how_to_get,

@@ -20,7 +20,7 @@ HIDDEN_EXTRAS = ("dev",)
 @click.command("doctor", cls=Verb)
 def command(as_json: bool) -> None:
     """Print versions, optional parts, devices and data; for missing ones, how to get them."""
-    from outvote.cli.data import about
+    from outvote.cli.data import about_dataset
     from outvote.data.catalog import DATASETS
 
     packages: list[dict[str, Any]] = [
@@ -29,7 +29,7 @@ def command(as_json: bool) -> None:
         *(_package(*requirement) for requirement in requirements()),
         _package("triton", None) | {"get": "", "note": "faster kernels on a GPU; not needed"},
     ]
-    devices, datasets = _devices(), [about(entry) for entry in DATASETS.values()]
+    devices, datasets = _devices(), [about_dataset(entry) for entry in DATASETS.values()]
     rows = [
         [
             each["what"],

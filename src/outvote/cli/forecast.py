@@ -4,8 +4,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from outvote.cli.output import print_json, print_text
 from outvote.cli.run_plan import Execution, find_device, threads_each
 from outvote.cli.verb import usage_errors
@@ -15,10 +13,6 @@ if TYPE_CHECKING:
     from outvote.experiment.forecast import Counts, Forecast, PartForecast
     from outvote.experiment.plan import Plan
     from outvote.suites.suite import Suite
-
-dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Count the runs and estimate the time; run nothing."
-)
 
 
 def print_forecast_of_suite(suite: "Suite", how: Execution, as_json: bool) -> None:

@@ -8,15 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outvote.cli.data import list_datasets
 from outvote.cli.output import NumberColumn, percent, print_listing, print_message
 from outvote.cli.plugins import first_sentence, listed_plugins, loaded, with_package
-from outvote.cli.run_plan import NUMBERS, NUMBERS_NOTE
 from outvote.cli.verb import Verb, usage_errors
 from outvote.errors import closest
 
 if TYPE_CHECKING:
     from outvote.cli.describe import Description
     from outvote.plugins import Plugin
+
+NUMBERS = {
+    "best": "best",
+    "final": "final",
+    "last_ten": "last 10",
+    "kept_byzantine": "Byzantine selection rate",
+}
+"""The numbers of a run that are printed, and their titles."""
+NUMBERS_NOTE = (
+    "Accuracies in percent; Byzantine selection rate: the percentage of the sampled Byzantine "
+    "clients that the rule kept."
+)
 
 
 @click.command("list", cls=Verb)
@@ -122,13 +134,6 @@ def list_models(as_json: bool) -> None:
     data += listed_plugins("model", MODELS)
     rows = [[str(each["name"]), with_package(each)] for each in data]
     print_listing(as_json, data, ["model", "what"], rows)
-
-
-def list_datasets(as_json: bool) -> None:
-    """List the datasets, as `outvote data list` does."""
-    from outvote.cli.data import list_datasets
-
-    list_datasets(as_json)
 
 
 def list_runs(store: Path, suite: str | None, rebuild: bool, as_json: bool) -> None:

@@ -16,29 +16,6 @@ NUM_CLASSES = 10
 """Of a model that is shown."""
 
 
-def is_model(name: str) -> bool:
-    """Return whether a name is that of a model, built in or of another package."""
-    from outvote.models.model_spec import MODELS
-    from outvote.plugins import plugin_names
-
-    return name in {*MODELS, *plugin_names("model")}
-
-
-def is_dataset(name: str) -> bool:
-    """Return whether a name is that of a dataset, built in or of another package."""
-    from outvote.data.catalog import DATASETS
-    from outvote.plugins import plugin_names
-
-    return name in {*DATASETS, *plugin_names("dataset")}
-
-
-def is_suite(name: str) -> bool:
-    """Return whether a name is that of a suite, or the path of one."""
-    from outvote.suites.suite import suite_names
-
-    return name.endswith(".toml") or name in suite_names()
-
-
 def show_model(name: str, as_json: bool) -> None:
     """Show a model: its layers, their parameters, and the samples that it takes."""
     about = model_facts(name)
@@ -95,12 +72,13 @@ def _layers(model: Any) -> list[dict[str, Any]]:
 
 def show_dataset(name: str, as_json: bool) -> None:
     """Show a dataset: samples, shape, classes, sources, where it was found or how to get it."""
+    from outvote.cli.data import about_dataset
     from outvote.data.catalog import DATASETS
 
     if name not in DATASETS:
         _show_other_dataset(name, as_json)
         return
-    about = dataset_facts(name)
+    about = about_dataset(DATASETS[name])
     if as_json:
         print_json(about)
         return
@@ -117,20 +95,6 @@ def show_dataset(name: str, as_json: bool) -> None:
         ["get it", "" if about["found"] else about["get"]],
     ]
     print_table([name, about["doc"]], [row for row in rows if row[1]])
-
-
-def dataset_facts(name: str) -> dict[str, Any]:
-    """Return the facts of a dataset before a file is read."""
-    from outvote.cli.data import about
-    from outvote.data.catalog import DATASETS
-
-    entry = DATASETS[name]
-    return {
-        **about(entry),
-        "samples": entry.samples,
-        "forms": [form.doc for form in entry.forms],
-        "sources": [source.doc for source in entry.sources],
-    }
 
 
 def _count(about: dict[str, Any]) -> str:

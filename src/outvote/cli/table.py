@@ -1,5 +1,6 @@
 """`outvote table RUNS`: results of rules under attacks, beside the numbers of the paper."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from outvote.markup import clean
 if TYPE_CHECKING:
     from outvote.report.cells import Metric
     from outvote.report.rendered_table import Rendered
+    from outvote.suites.suite import Suite
 
 METRICS: "dict[str, Metric]" = {
     "best": "best",
@@ -104,7 +106,7 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
     rendered = render(grids, wanted, paper=paper, clients=clients)
     chosen = "json" if as_json else format_ or ("text" if is_terminal() else "md")
     if chosen == "text" and output is None:
-        _print_tables(rendered)
+        _print(rendered)
         return
     if chosen == "csv":
         for note in rendered.provenance.protocol_notes():  # CSV has no comments.
@@ -116,7 +118,16 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
         write_file(output, text.encode())
 
 
-def _print_tables(rendered: "Rendered") -> None:
+def print_tables(paths: Sequence[Path], suite: "Suite | None" = None, source: str = "") -> None:
+    """Print the tables of runs, as a suite has them that was read from `source`."""
+    from outvote.report.layout import grids_of, grids_of_suite
+    from outvote.report.rendered_table import render
+
+    results = read_runs(paths)
+    _print(render(grids_of_suite(suite, results, source) if suite else grids_of(results)))
+
+
+def _print(rendered: "Rendered") -> None:
     """Print all tables for a terminal; * marks what Markdown has in bold."""
     from outvote.report.table_formats import as_text
 

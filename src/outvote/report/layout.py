@@ -67,7 +67,11 @@ def _sources(names: Collection[str], own: Sequence[str]) -> dict[str, str]:
 def _grids_of_suite(name: str, results: Sequence[Result], source: str | None) -> list[Grid]:
     if source is None:
         return _automatic_grids(results, suite_title=name)
-    suite = read_suite(source)
+    return grids_of_suite(read_suite(source), results, source)
+
+
+def grids_of_suite(suite: Suite, results: Sequence[Result], source: str) -> list[Grid]:
+    """Lay runs out as a suite has them, which was read from `source` and may have been changed."""
     held = [part.held(results) for part in suite.parts]
     known = {id(each) for group in held for each in group}
     rest = []
