@@ -30,7 +30,6 @@ from outvote.report.html_data import (
 )
 from outvote.report.html_report import (
     dates_of,
-    duration,
     facts_of,
     page_commands,
     title_and_lead,
@@ -481,10 +480,6 @@ def test_the_head_has_what_to_type():
     assert page_commands(shipped, "outvote demo") == ["outvote demo"]
     assert page_commands(own, report) == [report]
     assert page_commands(shipped, "") == ["outvote bench demo --seeds 1"]
-
-
-def test_times_are_in_words():
-    assert [duration(0.4), duration(61), duration(7261)] == ["0 s", "1 min 1 s", "2 h 1 min"]
 
 
 def test_report_refuses_what_is_no_folder_of_runs(tmp_path, capsys):

@@ -37,12 +37,12 @@ class Series:
     num_byzantine_assumed: NDArray[np.int64]
     num_byzantine_used: NDArray[np.int64]
     byzantine_weight: NDArray[np.float64]
-    """The Byzantine clients' share of the weights; NaN in runs of early versions."""
+    """The Byzantine clients' share of the weights."""
     test_loss: NDArray[np.float64]
     """The mean loss on the test set; NaN where the accuracy is the measure."""
     client_accuracy: NDArray[np.float64]
     """Accuracy on the own label distribution of a client, mean over the honest clients; NaN where
-    targets are not classes, and in runs of early versions."""
+    targets are not classes."""
     worst_decile: NDArray[np.float64]
     """The mean of the lowest tenth of these accuracies."""
     kappa: NDArray[np.float64]
@@ -122,7 +122,7 @@ class Clients:
     kept: NDArray[np.float64]
     """The share of the rounds it was sampled in, in which its update was kept."""
     sampled: NDArray[np.float64]
-    """The share of the rounds in which it was sampled; NaN in exports of early versions."""
+    """The share of the rounds in which it was sampled."""
 
     @property
     def least_kept(self) -> float | None:
