@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from ops_case import ROUNDED, Case
-from outvote.ops import convolution, layers, packing, pooling, sgd
+from outvote.ops import convolution, layers, moments, packing, pooling, sgd
 from outvote.ops.convolution import After, Window, padded
+from outvote.ops.moments import Request
 from outvote.ops.packing import Slot
 
 
@@ -295,6 +296,39 @@ def max_pool(images: Tensor, module: nn.MaxPool2d, outer: Tensor) -> Any:
         return found, images.grad, pooling.max_pool(images, module)
 
 
+def to_measure(
+    shape: tuple[int, ...], request: Request, *, is_half: bool = False, is_masked: bool = True
+) -> Any:
+    """Return what draws rows, some of which do not count, whatever they are."""
+
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Any:
+        rows = (drawn(generator, dtype, *shape) + 3).to(torch.float16 if is_half else dtype)
+        is_used = None
+        if is_masked:
+            is_used = torch.rand(shape[:2], generator=generator) < 0.7
+            is_used[:, -1] = True
+            rows[~is_used] = torch.nan
+        return rows, is_used, dtype, request
+
+    return make
+
+
+def measure(*given: Any) -> Any:
+    found = moments.measure(*given)
+    names = ("mean", "counts", "spread", "squared_norms", "products", "along")
+    return [getattr(found, name) for name in names], found.is_safe()
+
+
+REQUESTS = {
+    "the mean": Request(),
+    "the spread": Request(spread=True),
+    "norms": Request(spread=True, norms=True, is_exact=True),
+    "all": Request(
+        spread=True, norms=True, products=True, toward=lambda _, spread: spread, is_exact=True
+    ),
+}
+
+
 def to_unpack(shapes: dict[tuple[int, ...], Any]) -> Any:
     """Return what draws vectors, packed weights, and rows of which some stay."""
 
@@ -380,6 +414,19 @@ CASES: dict[str, Case] = {
         {
             str(window): lambda g, dtype, window=window: to_pool(g, dtype, window)
             for window in ((3, 2, 1), (2, 2, 0), (3, 1, 1), (3, 3, 0), (5, 2, 2))
+        },
+        ROUNDED,
+    ),
+    "moments": Case(
+        measure,
+        {
+            **{
+                f"{name}, {shape}": to_measure(shape, request)
+                for name, request in REQUESTS.items()
+                for shape in ((1, 1, 7), (3, 5, 700), (2, 18, 333), (2, 130, 40))
+            },
+            "16 bits": to_measure((2, 6, 100), REQUESTS["norms"], is_half=True),
+            "all count": to_measure((2, 6, 100), REQUESTS["all"], is_masked=False),
         },
         ROUNDED,
     ),

@@ -43,6 +43,8 @@ class Backend(NamedTuple):
 
 
 BACKENDS: dict[str, tuple[Backend, ...]] = {
+    # Attacks.
+    "moments": (Backend("triton.moments:moments", SINGLE, most=1024),),
     # Training. The size of windows and pooling is the number of results, which kernels count in 32
     # bits; that of convolutions the largest power of two that divides the channels.
     "add_relu": (Backend("triton.layers:add_relu", NARROW),),
