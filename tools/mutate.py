@@ -34,6 +34,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("ops", "rules", "files", "training", "results")
 COPIED = ("src", "tests", "tools", "study", "docs", "benchmarks", "examples", "scripts")
 """Folders that tests read."""
+FIRST = 300
+"""Tests that run before all others, which need two processes."""
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", flags=re.MULTILINE)
 """How pytest names a test that fails."""
 NAMES = {"min": "max", "amin": "amax", "any": "all", "argmin": "argmax", "zeros": "ones"}
@@ -226,11 +228,12 @@ class Checkout:
         original = (self.root / bug.file).read_bytes()
         near = [test for test, seen in self.executed.items() if bug.function in seen]
         near.sort(key=lambda test: self.seconds[test])
-        others = sorted(set(self.seconds) - set(near))
+        first = near[:FIRST]
+        others = [*near[FIRST:], *sorted(set(self.seconds) - set(near))]
         began = time.monotonic()
         self.put(bug, bug.file, original)
         try:
-            test = self._first_failure(near, []) if near else ""
+            test = self._first_failure(first, []) if first else ""
             test = test or self._first_failure(others, ["-n", "2"])
         finally:
             self.put(None, bug.file, original)
@@ -239,7 +242,7 @@ class Checkout:
     def _first_failure(self, tests: list[str], words: list[str]) -> str:
         wanted = self.records / "wanted.json"
         wanted.write_text(json.dumps(tests), encoding="utf-8")
-        limit = 120 + 10 * sum(self.seconds[test] for test in tests)
+        limit = 120 + 3 * sum(self.seconds[test] for test in tests)
         files = sorted({test.partition("::")[0] for test in tests})
         try:
             done = self._pytest(["-x", *words, *files], limit, OUTVOTE_WANTED_TESTS=str(wanted))
