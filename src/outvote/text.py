@@ -74,7 +74,7 @@ def build(
         what = f"{len(text):,} characters; at most {MOST_LETTERS:,} are read"
         what = TOO_DEEP if nesting(text) > MOST_NESTED else what
         raise ValueError(f"{kind} {shortened(text)!r}: {what}.")
-    return _Reader(text, kind, table, aliases, base).read()
+    return _Parser(text, kind, table, aliases, base).read()
 
 
 def to_text(thing: Any, base: type) -> str:
@@ -140,7 +140,7 @@ def read_number(token: str) -> int | float | str:
     return token
 
 
-class _Reader:
+class _Parser:
     """Reads one text from left to right."""
 
     def __init__(

@@ -23,7 +23,7 @@ from data_files import (
 from outvote.data import download as downloading
 from outvote.data.cifar import PNG_FILES
 from outvote.data.dataset import FetchError, MissingDataError
-from outvote.data.dataset_entry import Download, Entry, Package, RemoteFile
+from outvote.data.dataset_entry import DatasetEntry, Download, Package, RemoteFile
 from outvote.data.fetch import fetch_entry
 
 IMAGES, LABELS, FACTS = small_cifar()
@@ -254,6 +254,6 @@ def test_without_the_client_that_is_reported(tmp_path, monkeypatch):
 
 
 def test_without_a_source_the_advice_is_reported(tmp_path):
-    entry: Entry = cifar_entry(FACTS)
+    entry: DatasetEntry = cifar_entry(FACTS)
     with pytest.raises(MissingDataError, match="made-up is not in"):
         fetch_entry(entry, tmp_path)

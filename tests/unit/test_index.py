@@ -12,11 +12,11 @@ import pytest
 
 from made_results import reseal, write_store
 from outvote.results import index as indices
-from outvote.results.index import NAME, Entry, list_runs
+from outvote.results.index import NAME, IndexRow, list_runs
 from outvote.results.long_table import settings_of
 from outvote.results.run import read_result
 
-ENTRY = ", ".join(Entry._fields)
+ENTRY = ", ".join(IndexRow._fields)
 TWO = {"rule": ["mean", "gas(median, num_groups=20)"], "attack": ["lie", "none"], "rounds": 6}
 
 
@@ -88,7 +88,7 @@ def test_every_column_has_a_type_and_every_setting_a_column(store):
         "rounds": "INTEGER",
         "data.name": "TEXT",
     }
-    assert {*Entry._fields} < {*about}
+    assert {*IndexRow._fields} < {*about}
     columns = 'typeof("data.beta"), "data.beta", "data.balance", "rule.num_groups", "attack.z"'
     for entry, row in zip(sorted(entries), content(store, columns), strict=True):
         settings = json.loads(entry.settings)
@@ -105,7 +105,7 @@ def test_every_column_has_a_type_and_every_setting_a_column(store):
 def test_an_index_without_types_of_an_earlier_version_is_rebuilt(store, reads):
     first = list_runs(store, quiet)
     (store / NAME).unlink()
-    old = Entry._fields[:14]
+    old = IndexRow._fields[:14]
     with sqlite3.connect(store / NAME) as index:
         index.execute(f"CREATE TABLE runs ({', '.join(old)}, stamp, PRIMARY KEY (path))")
         index.execute("CREATE TABLE checksum (value)")

@@ -11,7 +11,7 @@ from functools import cache
 import msgspec
 import pytest
 
-from made_results import ENVIRONMENT, made_results, without_kept
+from made_results import ENVIRONMENT, made_results, without_kept, without_weights
 from outvote.experiment.plan import make_plan, table_cells
 from outvote.report import table_formats
 from outvote.report.cells import METRICS, OF_CLIENTS, Cell, spread_of
@@ -794,6 +794,12 @@ def test_deviations_of_any_size_can_be_read(far):
     text = table_lines(markdown([grid], "deviation"))[2][1].replace("*", "")
     assert float(text.split()[0]) == pytest.approx(far)
     assert latex([grid], "deviation").isascii()
+
+
+def test_runs_without_weights_show_the_selection_rate():
+    results = made_results("figure1-motivation", seeds=1, rounds=2, parts=("iid", "non-iid"))
+    old = grids_of([without_weights(each) for each in results])
+    assert {each["metric"] for each in records(old)} == {"kept_byzantine"}
 
 
 def test_a_table_shows_what_its_part_is_about_unless_a_metric_is_chosen():

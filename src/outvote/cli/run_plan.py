@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from outvote.experiment.plan import Plan, RunEnd
     from outvote.experiment.progress import ProgressKind
-    from outvote.experiment.scheduler import Workers
+    from outvote.experiment.scheduler import ProcessPool
     from outvote.results.round import Round
     from outvote.suites.suite import Suite
 
@@ -182,7 +182,7 @@ def threads_each(num_processes: int) -> int:
     return max(1, num_cores() // num_processes)
 
 
-def _workers(how: Execution) -> AbstractContextManager["Workers | None"]:
+def _workers(how: Execution) -> AbstractContextManager["ProcessPool | None"]:
     """Start processes, or connect to those of Dask; None: this process alone."""
     if how.dask is not None:
         return _dask(how.dask, how.device)
@@ -190,13 +190,13 @@ def _workers(how: Execution) -> AbstractContextManager["Workers | None"]:
 
 
 @contextmanager
-def _processes(number: int) -> Iterator["Workers"]:
+def _processes(number: int) -> Iterator["ProcessPool"]:
     from outvote.experiment.processes import Processes
-    from outvote.experiment.scheduler import Workers
+    from outvote.experiment.scheduler import ProcessPool
 
     pool = Processes(number)
     try:
-        yield Workers(executor=pool, number=number, num_threads=threads_each(number))
+        yield ProcessPool(executor=pool, number=number, num_threads=threads_each(number))
     except BaseException:
         pool.kill()
         raise
@@ -204,8 +204,8 @@ def _processes(number: int) -> Iterator["Workers"]:
 
 
 @contextmanager
-def _dask(address: str, device: str) -> Iterator["Workers"]:
-    from outvote.experiment.scheduler import Workers
+def _dask(address: str, device: str) -> Iterator["ProcessPool"]:
+    from outvote.experiment.scheduler import ProcessPool
 
     try:
         library: Any = import_module("distributed")
@@ -220,7 +220,7 @@ def _dask(address: str, device: str) -> Iterator["Workers"]:
         ) from error
     with client:
         number = max(1, sum(client.nthreads().values()))
-        yield Workers(executor=client.get_executor(pure=False), number=number, device=device)
+        yield ProcessPool(executor=client.get_executor(pure=False), number=number, device=device)
 
 
 class Outcomes:

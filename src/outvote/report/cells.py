@@ -241,7 +241,10 @@ class Grid:
             isnan(run.best) and not isnan(run.test_loss) for run in self.results
         ):
             usual = tuple("test_loss" if each in ACCURACIES else each for each in usual)
-        return usual
+        if any(cell.spread("byzantine_weight") for cell in self.all_cells):
+            return usual
+        # Where no run has recorded the weights, who was kept is known.
+        return tuple("kept_byzantine" if each == "byzantine_weight" else each for each in usual)
 
 
 def grouped(things: Iterable[Thing], key: Callable[[Thing], Key]) -> dict[Key, list[Thing]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from outvote.errors import closest
 from outvote.grids import flat
@@ -11,11 +11,10 @@ from outvote.results.labels import is_same, names_of
 from outvote.results.later import LATER
 from outvote.results.run import Result
 from outvote.suites.paper import Printed
-from outvote.suites.suite import Part, Suite, read_suite, suite_names
+from outvote.suites.suite import Axis, Part, Suite, read_suite, suite_names
 
 NO_SETTINGS = ("suite", "seed", "rule", "attack", "diagnostics", "theory")
 """Shown elsewhere, or without influence on a result."""
-Axis = Literal["rule", "attack"]
 CODE, CODE_DIGITS = ", code ", 7
 """How a name is marked with the version of the user's file; "unknown" has 7 letters too."""
 

@@ -30,7 +30,7 @@ from outvote.results.disk import (
     write_whole,
 )
 from outvote.results.round import Round
-from outvote.results.schema import VERSION, Environment, Layout, Status, Timing
+from outvote.results.schema import VERSION, Environment, LayoutNumber, Status, Timing
 from outvote.text import short_line
 
 CONFIG_NAME, ENVIRONMENT_NAME, STATUS_NAME = "config.toml", "env.json", "status.json"
@@ -52,7 +52,7 @@ class RunFolder:
         """Return the status of the run; None if it was never started."""
         # The version first: another layout may look like damage.
         path = self.path / STATUS_NAME
-        layout = read_json(path, Layout)
+        layout = read_json(path, LayoutNumber)
         if layout is None:
             return None
         if layout.version != VERSION:

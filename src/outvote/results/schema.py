@@ -66,7 +66,7 @@ class Status(Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(whole, sums=sums)
 
 
-class Layout(Struct, frozen=True, kw_only=True):
+class LayoutNumber(Struct, frozen=True, kw_only=True):
     """The part of status.json that every version has."""
 
     version: int = 0
