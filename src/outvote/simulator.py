@@ -107,7 +107,7 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
     evaluate_every: int = 1,
     device: str = "auto",
     precision: Literal["float32", "tf32", "bfloat16"] = "float32",
-    trainer: Literal["auto", "stacked", "vmap", "sequential"] = "auto",
+    trainer: Literal["auto", "cores", "stacked", "vmap", "sequential"] = "auto",
     max_stacked: int | None = None,
     output: str | os.PathLike[str] | None = None,
     suite: str = "simulation",
@@ -196,9 +196,9 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
         evaluate_every: Rounds between two evaluations on the test set.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1".
         precision: Of products while clients train; "bfloat16" is for GPUs.
-        trainer: How clients train: "stacked" (fastest, for networks of known layers), "vmap" (for
-            any network that torch.func takes), "sequential" (for any network); "auto": the first
-            of them that works on a GPU, "sequential" on a CPU.
+        trainer: How clients train: "cores" (on a CPU) or "stacked" (on a GPU) for networks of known
+            layers, "vmap" (for networks that torch.func takes), "sequential" (plain PyTorch, for
+            any network); "auto": the fastest of them that accepts the network.
         max_stacked: The most runs that train together; default: as many as fit into memory.
         output: The folder of a store, such as "runs"; None: nothing is kept on disk.
         suite: The folder of these runs below `output`.
@@ -522,7 +522,7 @@ def _check_how(suite: Any, checkpoint_every: Any, max_stacked: Any, progress: An
 def _check_names(precision: str, aggregate: str, trainer: str, specs: Sequence[RunSpec]) -> None:
     check_choice("precision", precision, ("float32", "tf32", "bfloat16"))
     check_choice("aggregate", aggregate, ("parameters", "state"))
-    check_choice("trainer", trainer, ("auto", "stacked", "vmap", "sequential"))
+    check_choice("trainer", trainer, ("auto", "cores", "stacked", "vmap", "sequential"))
     if not specs:
         raise ValueError("rules, attacks and seeds must not be empty.")
     assumed = specs[0].federation.assumed_byzantine

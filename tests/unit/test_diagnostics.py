@@ -22,6 +22,7 @@ from outvote.results.round import Diagnostics
 from outvote.results.series import DIAGNOSTICS, SERIES
 from outvote.rules.aggregate import aggregate
 from outvote.training.batches import draw_batches
+from outvote.training.cores import CoresTrainer
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.sequential import SequentialTrainer
 from outvote.training.stacked_trainer import StackedTrainer
@@ -98,13 +99,13 @@ def test_a_run_comes_out_the_same_to_the_last_bit_with_and_without(attack):
 
 def test_a_round_without_diagnostics_trains_once(monkeypatch):
     calls = []
-    real = SequentialTrainer.train
+    real = CoresTrainer.train
 
     def counted(self, *given):
         calls.append(given)
         return real(self, *given)
 
-    monkeypatch.setattr(SequentialTrainer, "train", counted)
+    monkeypatch.setattr(CoresTrainer, "train", counted)
     rounds_of(make_runs([("gas(median)", "lie")]), 3, has_diagnostics=False)
     assert len(calls) == 3
 

@@ -633,7 +633,7 @@ class TestTargets:
         ]
         assert found[0].loss == pytest.approx(found[1].loss, rel=1e-5)
         assert found[0].accuracy.tolist() == found[1].accuracy.tolist()
-        with pytest.raises(ValueError, match="does not know targets that do not count"):
+        with pytest.raises(ValueError, match="the loss is not cross entropy with one class"):
             simulate(model=network, trainer="stacked", **pairs)
 
     def test_a_client_without_a_target_that_counts_sends_zero(self):

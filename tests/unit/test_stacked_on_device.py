@@ -129,7 +129,7 @@ def test_rows_have_the_order_of_the_tasks_however_many_train_at_once(precision, 
     start = torch.cat([b.flatten().double() for b in module.buffers()]).to(device)
     buffers = start.repeat(2, 1)
     tasks = ragged_tasks(training, num_runs=2)
-    trainer = StackedTrainer(module, samples, precision)
+    trainer = StackedTrainer(module, samples, precision=precision)
     trainer._num_models, trainer._num_tasks = at_once, len(tasks)
     found = trainer.train(weights, buffers, tasks, training, 0.05)
     plain = SequentialTrainer(module, samples, Objective())
@@ -172,40 +172,6 @@ def test_models_that_do_not_fit_are_trained_in_halves(device, monkeypatch):
     for each in found:
         torch.testing.assert_close(each.gradients, expected.gradients)
         torch.testing.assert_close(each.losses, expected.losses)
-
-
-def test_evaluation_is_measured_once_and_cut_by_what_is_pooled(device, monkeypatch):
-    random = np.random.default_rng(0)
-    images = random.integers(0, 256, (90, 8, 8, 1), dtype=np.uint8)
-    samples = ByteImages(images, random.integers(0, 4, 90), mean=[0.5], std=[0.3], device=device)
-    # A pooling that no kernel knows.
-    pool = nn.MaxPool2d(2, ceil_mode=True)
-    module = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), pool, nn.Flatten(), nn.Linear(128, 4))
-    row = nn.utils.parameters_to_vector(module.parameters()).detach().to(device)
-    weights, buffers = torch.stack([row, -row]), torch.empty(2, 0, dtype=torch.float64)
-    whole = StackedTrainer(module, samples).evaluate(weights, buffers.to(device), samples)
-    # Two runs of 8 x 8 x 8 values per sample.
-    monkeypatch.setattr(stacked_trainer, "MOST_POOLED", 40 * 2 * 512)
-    sizes, real = [], StackedModel.evaluated
-
-    def evaluated(model, *given):
-        logits_of = real(model, *given)
-
-        def counted(some):
-            sizes.append(some.shape[1])
-            return logits_of(some)
-
-        return counted
-
-    monkeypatch.setattr(StackedModel, "evaluated", evaluated)
-    trainer = StackedTrainer(module, samples)
-    for _ in range(2):
-        found = trainer.evaluate(weights, buffers.to(device), samples)
-        assert [each.accuracy for each in found] == [each.accuracy for each in whole]
-    few = stacked_trainer.FEW_SAMPLES
-    # What is pooled; on a GPU also the memory of few samples, and of twice as many.
-    measured = [few] if device.type == "cpu" else [few, few, 2 * few]
-    assert sizes == measured + [30, 30, 30] * 2
 
 
 @pytest.mark.parametrize(
@@ -290,7 +256,7 @@ def test_other_precisions_stay_close_to_float32(precision: str, network, device)
     start = first_state([module], samples)
     updates, buffers = [], []
     for kind in ("float32", precision):
-        stack = replace(stack, trainer=StackedTrainer(module, samples, kind))
+        stack = replace(stack, trainer=StackedTrainer(module, samples, precision=kind))
         *_, last = simulate(stack, start, 1)
         updates.append((last.state.weights - start.weights).double())
         buffers.append(last.state.buffers.double())
@@ -313,7 +279,7 @@ def test_float64_samples_can_be_trained_on_in_bfloat16(device):
         num_sampled=2,
     )
     stack = make_run_stack(module, samples, samples, [run], training=LocalSGD(), num_classes=4)
-    stack = replace(stack, trainer=StackedTrainer(module, samples, "bfloat16"))
+    stack = replace(stack, trainer=StackedTrainer(module, samples, precision="bfloat16"))
     start = first_state([module], samples)
     *_, last = simulate(stack, start, 1)
     assert last.state.buffers.dtype == torch.float64

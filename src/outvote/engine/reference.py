@@ -119,7 +119,9 @@ class ReferenceRun:
                 first, targets = self.run.attack.poison(first, targets, self.num_classes)
             optimiser.zero_grad()
             loss = objective(model(first, *others), targets)
-            (loss + self.proximal_term(model)).backward()
+            if self.training.proximal:
+                loss = loss + self.proximal_term(model)
+            loss.backward()
             if self.training.max_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), self.training.max_norm)
             optimiser.step()

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from outvote.errors import check_kind
 
-# torch's own clipping guards against a norm of 0 with the same number.
-TINY = 1e-6
 if TYPE_CHECKING:
     Rates: TypeAlias = float | Sequence[float] | Callable[[int], float]
 else:

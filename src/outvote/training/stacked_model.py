@@ -22,6 +22,7 @@ from outvote.ops.packing import Slot
 from outvote.ops.pooling import max_pool
 from outvote.training import fused_layers
 from outvote.training.fused_layers import Joined, Norm
+from outvote.training.known_layers import NotAcceptedError, check_known
 
 Layer = Callable[..., Tensor]
 """Takes the `Pass` and the samples."""
@@ -48,12 +49,18 @@ class Pass:
 class StackedModel:
     """A network for many sets of weights at once."""
 
-    def __init__(self, module: nn.Module) -> None:
-        """Read a network; every layer must be of a known kind."""
+    def __init__(self, module: nn.Module, num_axes: int = 3) -> None:
+        """Read a network for samples of so many axes; refuse layers that are not known."""
+        check_known(module, KNOWN)
+        if num_axes not in (1, 3):
+            raise NotAcceptedError("samples are neither images nor vectors")
+        self._num_axes = num_axes
         self.slots: list[Slot] = []
         self.buffer_slots: list[Slot] = []
         self.num_parameters = self.num_buffers = self.packed_dim = 0
         self._layer = self._read(module)
+        if self._num_axes != 1:
+            raise NotAcceptedError("the network does not end with one number per class")
 
     def pack(self, vectors: Tensor) -> Tensor:
         """Copy the parameters of ``vectors [models, dim]`` into ``[models, packed_dim]``.
@@ -116,17 +123,30 @@ class StackedModel:
             module, *left = left
             kind = type(module)
             if kind in _PLAIN:
-                layers.append(_plain_layer(_PLAIN[kind]))
+                layers.append(self._read_plain(module))
                 continue
-            reader = getattr(self, f"_read_{kind.__name__.lower()}", None)
-            if reader is None:
-                raise TypeError(
-                    f"cannot stack a layer of the kind {kind.__name__}; known are Conv2d, Linear, "
-                    "BatchNorm2d, MaxPool2d, ReLU, Flatten, Sequential, Residual, Branches, "
-                    "GlobalAverage. Use a model of these, or train client by client."
-                )
+            self._check_axes(kind, _AXES[kind])
+            reader = getattr(self, f"_read_{kind.__name__.lower()}")
             layers.append(reader(module, left))
         return Chain(layers)
+
+    def _check_axes(self, kind: type[nn.Module], num_axes: int | None) -> None:
+        """Refuse a layer that torch would apply to other axes: here channels are the last one."""
+        if num_axes is not None and num_axes != self._num_axes:
+            given = "images" if self._num_axes == 3 else "vectors"
+            raise NotAcceptedError(f"a layer of the kind {kind.__name__} is given {given}")
+
+    def _read_plain(self, module: nn.Module) -> Layer:
+        if isinstance(module, GlobalAverage):
+            self._check_axes(GlobalAverage, 3)
+        if isinstance(module, nn.Flatten):
+            if (module.start_dim, module.end_dim) != (1, -1):
+                raise NotAcceptedError("a layer of the kind Flatten keeps some axes")
+            if self._num_axes == 1:
+                return _plain_layer(lambda values: values)
+        if isinstance(module, GlobalAverage | nn.Flatten):
+            self._num_axes = 1
+        return _plain_layer(_PLAIN[type(module)])
 
     def _slot(
         self,
@@ -147,7 +167,7 @@ class StackedModel:
         return weight, None if bias is None else self._slot(bias)
 
     def _read_residual(self, module: Residual, left: list[nn.Module]) -> Layer:
-        body, shortcut = self._read_chain([module.body]), self._read(module.shortcut)
+        body, shortcut = self._read_side_by_side([module.body, module.shortcut])
         has_relu = _take(left, nn.ReLU)
         # Branches that are written side by side can be added to what is there.
         is_joined = isinstance(body.last, BranchesLayer) and not has_relu
@@ -164,13 +184,25 @@ class StackedModel:
 
         return run
 
+    def _read_side_by_side(self, modules: Sequence[nn.Module]) -> list["Chain"]:
+        """Read parts that take the same samples, and whose results have as many axes."""
+        before, found, after = self._num_axes, [], set()
+        for module in modules:
+            self._num_axes = before
+            found.append(self._read_chain([module]))
+            after.add(self._num_axes)
+        if len(after) > 1:
+            raise NotAcceptedError("images and vectors are put together")
+        return found
+
     def _read_branches(self, module: Branches, left: list[nn.Module]) -> "BranchesLayer":
-        parts = [self._read_chain([part]) for part in module.parts]
+        parts = self._read_side_by_side(list(module.parts))
         pool = _take_pool(left) if all(_ends_with_relu(part) for part in parts) else None
         return BranchesLayer(parts, pool)
 
     def _read_conv2d(self, module: nn.Conv2d, left: list[nn.Module]) -> Layer:
-        _check_conv(module)
+        if not is_plain(module):
+            raise NotAcceptedError("a Conv2d is not square, or has groups, dilation or padding")
         size, stride, padding = module.kernel_size[0], module.stride[0], int(module.padding[0])
         weight, bias = self._weights(module)
 
@@ -182,6 +214,9 @@ class StackedModel:
         return self._read_product(ProductLayer(weight, bias), left)
 
     def _read_product(self, product: "ProductLayer", left: list[nn.Module]) -> Layer:
+        if product.window is None:
+            has_relu = product.bias is not None and _take(left, nn.ReLU)
+            return ReluLayer(product, None) if has_relu else product
         if left and type(left[0]) is nn.BatchNorm2d:
             return self._read_norm(left.pop(0), left, product)
         if product.bias is not None and _take(left, nn.ReLU):
@@ -190,6 +225,8 @@ class StackedModel:
 
     def _read_maxpool2d(self, module: nn.MaxPool2d, left: list[nn.Module]) -> Layer:
         del left
+        if module.return_indices:
+            raise NotAcceptedError("a layer of the kind MaxPool2d returns indices")
         return lambda _, images: max_pool(images, module)
 
     def _read_batchnorm2d(self, module: nn.BatchNorm2d, left: list[nn.Module]) -> Layer:
@@ -201,10 +238,7 @@ class StackedModel:
         assert isinstance(module, nn.BatchNorm2d)
         statistics = (module.running_mean, module.running_var, module.num_batches_tracked)
         if not module.affine or any(buffer is None for buffer in statistics):
-            raise TypeError(
-                "cannot stack batch normalisation without weights or running statistics; set "
-                "affine and track_running_stats."
-            )
+            raise NotAcceptedError("a BatchNorm2d has no weights or no running statistics")
         at = tuple(self._slot(values) for values in (module.weight, module.bias))
         first = len(self.buffer_slots)
         for buffer in statistics:
@@ -439,11 +473,6 @@ def is_plain(module: nn.Conv2d) -> bool:
     )
 
 
-def _check_conv(module: nn.Conv2d) -> None:
-    if not is_plain(module):
-        raise TypeError(f"cannot stack {module}: only square, plain convolutions are known.")
-
-
 def _flatten(images: Tensor) -> Tensor:
     # In torch's order: channels first.
     return images.movedim(-1, 2).flatten(2)
@@ -504,3 +533,13 @@ _PLAIN: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.Flatten: _flatten,
     GlobalAverage: lambda images: images.mean(dim=(2, 3)),
 }
+# How many axes the samples of a layer have; None: any number.
+_AXES: dict[type[nn.Module], int | None] = {
+    nn.Conv2d: 3,
+    nn.BatchNorm2d: 3,
+    nn.MaxPool2d: 3,
+    nn.Linear: 1,
+    Residual: None,
+    Branches: None,
+}
+KNOWN = (*_PLAIN, *_AXES)
