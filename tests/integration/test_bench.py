@@ -113,7 +113,7 @@ def test_a_dry_run_knows_what_is_done_and_how_fast_it_was(capsys, suite, store):
     result = run(capsys, *words)
     assert "main: 16 runs = 2 rules × 2 attacks × 4 seeds" in result.out
     assert "8 finished, 0 half done, 0 adoptable from another suite, 8 to do" in result.out
-    assert re.search(r"about \d+ seconds? at the speed of the runs in", result.out)
+    assert re.search(r"about \d+ s at the speed of the runs in", result.out)
     found = run(capsys, *words, "--json").json
     assert 0 < found["seconds"] < 60
     done = run(capsys, "bench", suite, "-o", store, *CPU, "--dry-run")

@@ -497,7 +497,7 @@ def test_audit_follows_a_log_until_it_is_stopped(log, capsys, monkeypatch):
 
 def test_audit_refuses_other_folders_in_one_line(tmp_path, suite, log, capsys):
     (tmp_path / "empty").mkdir()
-    run(capsys, "audit", tmp_path / "empty").assert_fails(2, "neither a run", "audit log")
+    run(capsys, "audit", tmp_path / "empty").assert_fails(2, "no run")
     run(capsys, "audit", tmp_path / "nowhere").assert_fails(2, "no folder", "nowhere")
     run(capsys, "audit", suite, "--run", "krum").assert_fails(2, "'krum'", "2 runs", "closest")
     names = [path.name for path in suite.iterdir()]

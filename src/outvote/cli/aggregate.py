@@ -157,12 +157,9 @@ def _print(facts: dict[str, Any]) -> None:
         for client in facts["clients"]
     ]
     print_table([NumberColumn(title) if title in NUMBERS else title for title in TITLES], cells)
-    given = [facts["num_byzantine_assumed"], facts["byzantine_fraction"]]
-    assumed = next((str(each) for each in given if each is not None), "none")
     num_usable = facts["num_clients"] - facts["num_rejected"]
-    used = f"used {facts['num_byzantine']} of {num_usable}"
     parts = [
-        f"{facts['rule']}: f assumed {assumed}, {used}",
+        f"{facts['rule']}: assumed {facts['num_byzantine']} Byzantine of {num_usable} clients",
         f"{facts['num_rejected']} rejected",
         *([] if facts["num_groups"] is None else [f"groups {facts['num_groups']}"]),
         f"seed {facts['seed']}",

@@ -17,11 +17,10 @@ from outvote.cli.output import (
     number,
     print_json,
     print_listing,
-    print_message,
-    print_paragraph,
     print_table,
     print_text,
 )
+from outvote.cli.runs import read_runs
 from outvote.cli.verb import Verb, typed_command, usage_errors
 from outvote.errors import plural
 from outvote.markup import clean
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS = 2.0
 LEGEND = (
-    "Suspicion: mean rank of the client's score within its rounds, 0 to 1, ± what chance would\n"
-    "do to clients that are all alike (0.5). A high one means steadily unlike the others: by an\n"
+    "Suspicion: mean rank of the client's score within its rounds, 0 to 1, ± what chance would do "
+    "to clients that are all alike (0.5). A high one means steadily unlike the others: by an "
     "attack, or by data that no other client has. Ordered by suspicion minus error."
 )
 OVERVIEW_NOTE = (
@@ -73,7 +72,8 @@ def command(
             num_rounds += 0 if log is None else len(log.rounds)
             if num_rounds != num_shown:
                 _show(log, results, top, as_json)
-                _write(log, results, output, as_json)
+                if output is not None:
+                    _write(log, results, output, as_json)
                 num_shown = num_rounds
             if not follow:
                 return
@@ -95,7 +95,7 @@ def _read(folder: Path, name: str | None) -> "tuple[Audit | None, list[Result]]"
     except StoreError as error:
         raise click.UsageError(f"{error}; give the folder of a whole log.") from error
     if log is None:
-        results = _runs_in(folder)
+        results = read_runs([folder])
         with usage_errors(ValueError):
             return None, results if name is None else [choose_run(results, name)]
     if name is not None:
@@ -114,33 +114,15 @@ def _show(log: "Audit | None", results: "list[Result]", top: int, as_json: bool)
     print_json(shown_audit(audit)) if as_json else print_audit(audit, top)
 
 
-def _write(
-    log: "Audit | None", results: "list[Result]", output: Path | None, as_json: bool
-) -> None:
+def _write(log: "Audit | None", results: "list[Result]", output: Path, as_json: bool) -> None:
     from outvote.report.html_report import write_log_audit, write_run_audits
 
-    if output is None:
-        return
     if log is not None:
         write_log_audit(log, output, command=typed_command())
     else:
         write_run_audits(results, output, command=typed_command())
     if not as_json:
         print_text(f"{output}: open it in a browser.")
-
-
-def _runs_in(folder: Path) -> "list[Result]":
-    from outvote.results.collect import collect
-    from outvote.results.disk import StoreError
-    from outvote.results.folder import find_runs
-
-    if not find_runs(folder):
-        raise click.UsageError(
-            f"{folder} is neither a run, nor a suite, nor an audit log; give a folder that "
-            "outvote run, outvote bench or a server with an audit log wrote."
-        )
-    with usage_errors(StoreError):
-        return collect([folder], print_message)
 
 
 def print_audit(audit: "Audit", top: int) -> None:
@@ -159,7 +141,7 @@ def print_audit(audit: "Audit", top: int) -> None:
         print_text(clean(sentence))
     if found is not None:
         print_text(_detection_text(found))
-    print_paragraph(LEGEND)
+    print_text(LEGEND)
     if which := audit.about.get("which"):
         print_text(f"This is {which} here; give the folder of another to see that.")
     if num_lost := audit.about.get("lines that cannot be read"):

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.forecast import print_forecast_of_suite
-from outvote.cli.run_plan import Execution, consent, run_plan, sweep_options
+from outvote.cli.forecast import print_forecast
+from outvote.cli.run_plan import SWEEP, Execution, consent, run_plan, with_options
 from outvote.cli.verb import Verb, usage_errors
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
     type=click.IntRange(min=1),
     help="The most runs trained together.  [default: as many as memory allows]",
 )
-@sweep_options
+@with_options(SWEEP)
 def command(suite: str, dry_run: bool, allow_code: bool, as_json: bool, **options: Any) -> int:
     """Run a suite: `outvote list suites` names them, or give a path.toml of your own.
 
@@ -55,7 +55,7 @@ def command(suite: str, dry_run: bool, allow_code: bool, as_json: bool, **option
         chosen = _chosen(suite, options)
         how = Execution(**options, adopts=True)
         if dry_run:
-            print_forecast_of_suite(chosen, how, as_json)
+            print_forecast(chosen, how, as_json)
             return 0
         with usage_errors(ValueError, TypeError):
             plans = plan_parts(chosen)

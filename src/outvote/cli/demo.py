@@ -10,27 +10,27 @@ from outvote.cli.output import (
     NumberColumn,
     percent,
     print_json,
-    print_paragraph,
     print_table,
     print_text,
 )
-from outvote.cli.run_plan import Execution, execution_options, run_plan
+from outvote.cli.run_plan import EXECUTION, Execution, run_plan, with_options
 from outvote.cli.runs import read_runs
 from outvote.cli.verb import Verb, usage_errors
 
 if TYPE_CHECKING:
     from outvote.cli.run_plan import Outcomes
 
-STORY = """\
-6,000 real images of clothes, shared among 20 clients that each have many of some classes and few
-of others; 4 of the clients are Byzantine, and all clients take part in every round. Attack `none`:
-all are honest. `lie(sign=1)`: the Byzantine clients send the honest mean plus 1.5 standard
-deviations. `bit-flip`: they send their gradient with the sign flipped. {num_runs} runs of {rounds}
-rounds train together; if stopped, the same command resumes."""
+STORY = (
+    "6,000 real images of clothes, shared among 20 clients that each have many of some classes and "
+    "few of others; 4 of the clients are Byzantine, and all clients take part in every round. "
+    "Attack `none`: all are honest. `lie(sign=1)`: the Byzantine clients send the honest mean plus "
+    "1.5 standard deviations. `bit-flip`: they send their gradient with the sign flipped. "
+    "{num_runs} runs of {rounds} rounds train together; if stopped, the same command resumes."
+)
 
 
 @click.command("demo", cls=Verb)
-@execution_options
+@with_options(EXECUTION)
 def command(settings: tuple[str, ...], as_json: bool, **how: Any) -> int:
     """See what attackers do to an average, and what robust rules and GAS do against it.
 
@@ -44,7 +44,7 @@ def command(settings: tuple[str, ...], as_json: bool, **how: Any) -> int:
     with usage_errors(ValueError, TypeError):
         plan = plan_suite(read_suite("demo"), settings)
     if not as_json and not settings:
-        print_paragraph(STORY.format(num_runs=len(plan.specs), rounds=plan.specs[0].rounds))
+        print_text(STORY.format(num_runs=len(plan.specs), rounds=plan.specs[0].rounds))
     done = run_plan(plan, Execution(**how))
     page = how["output"] / plan.suite / "report.html"
     write_report(read_runs([page.parent]), page, command="outvote demo")
@@ -70,10 +70,10 @@ def _print(done: "Outcomes", folder: Path) -> None:
         for rule in rules
     ]
     print_table(columns, rows)
-    print_paragraph(
-        "Accuracy: percent of the test images, mean over the last ten rounds (and over seeds).\n"
-        "Byzantine selected: the selection rate, the percentage of their updates that the rule\n"
-        "kept. Compare each rule with gas(rule), and all with the mean. Krum and DnC are good\n"
+    print_text(
+        "Accuracy: percent of the test images, mean over the last ten rounds (and over seeds). "
+        "Byzantine selected: the selection rate, the percentage of their updates that the rule "
+        "kept. Compare each rule with gas(rule), and all with the mean. Krum and DnC are good "
         "rules inside GAS when all clients take part; others are not, for example these:"
     )
     click.echo(

@@ -31,20 +31,17 @@ def command(as_json: bool) -> None:
     ]
     devices, datasets = _devices(), [about_dataset(entry) for entry in DATASETS.values()]
     rows = [
-        [
-            each["what"],
-            each["found"] or "missing",
-            "" if each["found"] else each.get("note") or each["get"],
-        ]
-        for each in packages
-    ]
-    rows += [[what, found, ""] for what, found in _device_rows(devices)]
-    rows += [
-        [each["name"], each["found"] or "missing", "" if each["found"] else each["get"]]
-        for each in datasets
+        *(_row(each["what"], each) for each in packages),
+        *([*row, ""] for row in _device_rows(devices)),
+        *(_row(each["name"], each) for each in datasets),
     ]
     data = {"packages": packages, "devices": devices, "datasets": datasets}
     print_listing(as_json, data, ["what", "found", ""], rows)
+
+
+def _row(what: str, entry: dict[str, Any]) -> list[str]:
+    found = entry["found"]
+    return [what, found or "missing", "" if found else entry.get("note") or entry["get"]]
 
 
 def version(package: str) -> str | None:

@@ -5,14 +5,14 @@ from typing import Any
 
 import click
 
-from outvote.cli.forecast import print_forecast_of_plan
-from outvote.cli.run_plan import Execution, consent, run_plan, sweep_options
+from outvote.cli.forecast import print_forecast
+from outvote.cli.run_plan import SWEEP, Execution, consent, run_plan, with_options
 from outvote.cli.verb import Verb, usage_errors
 
 
 @click.command("run", cls=Verb)
 @click.argument("config", type=click.Path(path_type=Path))
-@sweep_options
+@with_options(SWEEP)
 def command(
     config: Path,
     settings: tuple[str, ...],
@@ -39,7 +39,7 @@ def command(
         seeds = () if num_seeds is None else (f"seed={list(range(num_seeds))}",)
         plan = read_plan(config, (*settings, *seeds))
         if dry_run:
-            print_forecast_of_plan(plan, Execution(**how), as_json)
+            print_forecast(plan, Execution(**how), as_json)
             return 0
     done = run_plan(plan, Execution(**how))
     done.print(as_json, how["output"] / plan.suite)

@@ -1,8 +1,9 @@
 """Executes a plan for `run`, `bench` and `demo`: signals, workers, the table at the end."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import reduce
 from importlib import import_module
 from pathlib import Path
 from time import monotonic
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
 
 OVER = ("finished", "diverged")
 
-device_option = click.option("--device", default="auto", help="auto, cpu, cuda or cuda:1.")
-set_option = click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a setting."
-)
 allow_code_option = click.option(
     "--allow-code",
     is_flag=True,
@@ -40,8 +37,10 @@ allow_code_option = click.option(
     help="Execute the Python files that the settings name (path.py:name).",
 )
 EXECUTION = (
-    set_option,
-    device_option,
+    click.option(
+        "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a setting."
+    ),
+    click.option("--device", default="auto", help="auto, cpu, cuda or cuda:1."),
     click.option(
         "--output",
         "-o",
@@ -57,7 +56,9 @@ EXECUTION = (
     ),
     progress_option,
 )
+"""The options of a verb that executes runs."""
 SWEEP = (
+    *EXECUTION,
     click.option("--seeds", "num_seeds", type=click.IntRange(min=1), help="So many seeds, from 0."),
     click.option(
         "--dry-run", is_flag=True, help="Count the runs and estimate the time; run nothing."
@@ -72,21 +73,12 @@ SWEEP = (
     ),
     allow_code_option,
 )
+"""The options of a verb whose runs are the user's."""
 
 
-def execution_options(command: FC) -> FC:
-    """Add the options of a verb that executes runs."""
-    for option in reversed(EXECUTION):
-        command = option(command)
-    return command
-
-
-def sweep_options(command: FC) -> FC:
-    """Add those, and the options of a verb whose runs are the user's."""
-    command = execution_options(command)
-    for option in reversed(SWEEP):
-        command = option(command)
-    return command
+def with_options(options: Sequence[Callable[[FC], FC]]) -> Callable[[FC], FC]:
+    """Return the decorator that adds some options to a command, in their order."""
+    return lambda command: reduce(lambda found, option: option(found), reversed(options), command)
 
 
 def consent(
@@ -160,11 +152,11 @@ def check_data(plan: "Plan") -> None:
     from outvote.data.dataset import MissingDataError
     from outvote.data.loader import find_entry, is_own_dataset, locate
 
-    for name in dict.fromkeys(spec.data.name for spec in plan.specs):
-        if is_own_dataset(name):
-            continue
-        with usage_errors(MissingDataError):
-            locate(find_entry(name))
+    names = dict.fromkeys(spec.data.name for spec in plan.specs)
+    with usage_errors(MissingDataError):
+        for name in names:
+            if not is_own_dataset(name):
+                locate(find_entry(name))
 
 
 def find_device(name: str, *, must_be_here: bool = True) -> "torch.device":

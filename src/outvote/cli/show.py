@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.cli.output import print_json, print_table, print_text
+from outvote.cli.output import one_line, print_json, print_table, print_text
 from outvote.cli.run_plan import allow_code_option, consent
 from outvote.cli.show_experiment import show_dataset, show_model, show_suite
 from outvote.cli.verb import Verb, read_attack, read_rule, usage_errors
@@ -175,17 +175,15 @@ def _resilience(rule: "Rule", limits: dict[int, int]) -> dict[str, Any]:
             {"num_clients": n, "num_byzantine": f, "lambda": each.constant} for n, f, each in known
         ]
         return {"kind": known[0][2].kind, "constants": rows}
-    f = asked[SEARCHED["num_clients"]]
-    if not f:
-        return {"kind": "none", "constants": []}
-    search: dict[str, Any] = {**SEARCHED, "num_byzantine": f}
+    none: dict[str, Any] = {"kind": "none", "constants": []}
+    search: dict[str, Any] = {**SEARCHED, "num_byzantine": asked[SEARCHED["num_clients"]]}
+    if not search["num_byzantine"]:
+        return none
     try:
-        ratio = worst_case(rule, num_byzantine=f, **SEARCHED).ratio
+        ratio = worst_case(rule, **search).ratio
     except Exception as error:  # noqa: BLE001  (a user's rule may raise anything)
-        search["failure"] = " ".join(f"{type(error).__name__}: {error}".split())
-    else:
-        search |= {"lambda_at_least": ratio, "has_no_lambda": ratio == inf}
-    return {"kind": "none", "constants": [], "search": search}
+        return none | {"search": search | {"failure": one_line(f"{type(error).__name__}: {error}")}}
+    return none | {"search": search | {"lambda_at_least": ratio, "has_no_lambda": ratio == inf}}
 
 
 def _resilience_text(found: dict[str, Any]) -> str:
@@ -200,17 +198,17 @@ def _resilience_text(found: dict[str, Any]) -> str:
     if search is None:
         n = SEARCHED["num_clients"]
         return f"lambda: none known; of {n} clients, no Byzantine one is tolerated."
+    who = f"{search['num_byzantine']} of {search['num_clients']} clients"
     if "failure" in search:
         return f"lambda: none known. The search for a lower bound failed: {search['failure']}"
     if search["has_no_lambda"]:
         return (
             "lambda: none exists. A search found honest clients that agree exactly, and a result "
-            f"elsewhere ({search['num_byzantine']} of {search['num_clients']} clients Byzantine)."
+            f"elsewhere ({who} Byzantine)."
         )
     return (
         f"lambda: none known. A search found that it is at least {search['lambda_at_least']:.3g} "
-        f"({search['num_byzantine']} of {search['num_clients']} clients, {search['dim']} "
-        "coordinates); the true one may be larger."
+        f"({who}, {search['dim']} coordinates); the true one may be larger."
     )
 
 

@@ -4,7 +4,7 @@ import re
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from outvote.cli.output import NumberColumn, print_json, print_table, print_text
+from outvote.cli.output import NumberColumn, print_json, print_listing, print_table, print_text
 from outvote.cli.plugins import first_sentence
 from outvote.cli.verb import usage_errors
 from outvote.errors import plural
@@ -79,9 +79,6 @@ def show_dataset(name: str, as_json: bool) -> None:
         _show_other_dataset(name, as_json)
         return
     about = about_dataset(DATASETS[name])
-    if as_json:
-        print_json(about)
-        return
     size = about["download_bytes"]
     rows = [
         [about["samples"], _count(about)],
@@ -94,7 +91,7 @@ def show_dataset(name: str, as_json: bool) -> None:
         ["found", about["found"] or "no"],
         ["get it", "" if about["found"] else about["get"]],
     ]
-    print_table([name, about["doc"]], [row for row in rows if row[1]])
+    print_listing(as_json, about, [name, about["doc"]], [row for row in rows if row[1]])
 
 
 def _count(about: dict[str, Any]) -> str:
@@ -111,10 +108,8 @@ def _show_other_dataset(name: str, as_json: bool) -> None:
     assert plugin is not None
     with usage_errors(ValueError):
         doc = first_sentence(getattr(find_own_dataset(name), "__doc__", None) or "")
-    if as_json:
-        print_json({"name": name, "doc": doc, "package": plugin.source})
-    else:
-        print_table([name, doc], [["package", plugin.source]])
+    about = {"name": name, "doc": doc, "package": plugin.source}
+    print_listing(as_json, about, [name, doc], [["package", plugin.source]])
 
 
 def show_suite(name: str, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from outvote.cli.output import (
     json_text,
     print_table,
     print_text,
-    write_file,
+    write_or_print,
 )
 from outvote.cli.runs import paths_argument, read_runs, suites_option
 from outvote.cli.verb import Verb, usage_errors
@@ -35,14 +35,8 @@ METRICS: "dict[str, Metric]" = {
     "worst-decile": "worst_decile",
     "least-kept": "least_kept",
 }
+METRIC = click.Choice(tuple(METRICS))
 FORMATS = ("text", "md", "latex", "csv", "json")
-
-
-class MetricChoice(click.Choice[str]):
-    """The name of a metric."""
-
-    def __init__(self) -> None:
-        super().__init__(tuple(METRICS))
 
 
 @click.command("table", cls=Verb)
@@ -57,7 +51,7 @@ class MetricChoice(click.Choice[str]):
 @click.option("--paper", is_flag=True, help="The paper's value beside each of ours.")
 @click.option(
     "--metric",
-    type=MetricChoice(),
+    type=METRIC,
     help="Accuracy of the best round (the paper's), the last, the last ten; Byzantine selection "
     "rate; Byzantine clients' share of the weights; distance to the honest mean; accuracy on the "
     "own label distribution of honest clients, its worst decile; how rarely honest clients are "
@@ -112,10 +106,7 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
         for note in rendered.provenance.protocol_notes():  # CSV has no comments.
             click.echo(note, err=True)
     text = _text(rendered, "md" if chosen == "text" else chosen)
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        write_file(output, text.encode())
+    write_or_print(text, output)
 
 
 def print_tables(paths: Sequence[Path], suite: "Suite | None" = None, source: str = "") -> None:
