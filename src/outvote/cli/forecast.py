@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from outvote.cli.output import print_json, print_text
 from outvote.cli.run_plan import Execution, find_device, threads_each
 from outvote.cli.verb import usage_errors
-from outvote.errors import plural, warn_notes
-from outvote.experiment.progress import time_text
+from outvote.errors import duration, plural, warn_notes
 
 if TYPE_CHECKING:
     from outvote.experiment.forecast import Counts, Forecast, PartForecast
@@ -91,7 +90,7 @@ def _estimate(found: "Forecast", store: Path) -> str:
         return "nothing is left to run."
     if found.seconds is None:
         return f"no estimate: no run like these is in {store}/."
-    text = f"about {time_text(found.seconds)} at the speed of the runs in {store}/"
+    text = f"about {duration(found.seconds)} at the speed of the runs in {store}/"
     if found.num_unknown:
         text += f", and {plural(found.num_unknown, 'run')} more, unlike any run there"
     return f"{text}."
