@@ -1,8 +1,6 @@
 """`outvote bench` from the outside, in one process."""
 
 import re
-import shutil
-import sys
 from itertools import chain, repeat
 
 import pytest
@@ -34,10 +32,6 @@ def store(suite_and_store):
     return suite_and_store[1]
 
 
-def copied(store, tmp_path):
-    return shutil.copytree(store, tmp_path / "runs")
-
-
 def test_a_dry_run_of_table_1_counts_360_runs_and_names_12_times_6_cells(capsys, tmp_path):
     result = run(capsys, *TABLE_1, "-o", tmp_path)
     assert result.code == 0
@@ -60,16 +54,6 @@ def test_a_dry_run_for_a_gpu_needs_none(capsys, suite, store, tmp_path):
     assert (result.code, result.err) == (0, "")
     assert "no estimate" in result.out
     assert "torch finds no CUDA device" in run(capsys, *words).err
-
-
-def test_a_gpu_that_is_not_there_is_one_line(capsys, suite, store, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    result = run(capsys, "bench", suite, "--device", "cuda:2", "-o", store)
-    assert result.code == 2
-    found = "device 'cuda:2': torch finds cuda:0 to cuda:1; take one that is there."
-    assert found in result.err
-    assert len(result.err.splitlines()) == 1
 
 
 def test_a_suite_is_shown_in_cells(capsys, suite, store):
@@ -131,14 +115,6 @@ def test_runs_without_weights_are_finished_too(capsys, suite, store, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*")}
     assert run(capsys, *words).code == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*")} == before
-
-
-def test_a_store_of_a_newer_outvote_is_one_line(capsys, suite, store, tmp_path):
-    output = copied(store, tmp_path)
-    (find_runs(output)[0].path / "status.json").write_text('{"version": 99}')
-    for words in (["--dry-run"], []):
-        result = run(capsys, "bench", suite, "-o", output, *CPU, *words)
-        result.assert_fails(1, "newer outvote", "upgrade outvote")
 
 
 def test_when_time_is_up_all_is_saved_and_the_same_command_resumes(
@@ -233,12 +209,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, words, expected):
     run(capsys, "bench", *words).assert_fails(2, *expected)
 
 
-def test_without_dask_the_line_that_installs_it_is_printed(capsys, suite, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    result = run(capsys, "bench", suite, "-o", tmp_path, *CPU, "--dask", "tcp://127.0.0.1:1")
-    result.assert_fails(2, "pip install 'outvote[dask]'")
-
-
 def test_a_dry_run_names_p_and_the_settings_in_which_parts_differ(capsys, tmp_path):
     result = run(capsys, *TABLE_1, "-o", tmp_path)
     lines = result.out.splitlines()
@@ -255,11 +225,6 @@ def test_a_dry_run_names_p_and_the_settings_in_which_parts_differ(capsys, tmp_pa
     # Two parts that differ in the side of the attack alone.
     assert "  settings: attack = lie(sign=1); federation.sampled = 5\n" in groups.out
     assert "  settings: attack = lie; federation.sampled = 5\n" in groups.out
-
-
-def test_a_dry_run_names_a_setting_with_several_values_in_a_part(capsys, suite, tmp_path):
-    words = ["--set", "training.momentum=[0.0, 0.9]", "--dry-run", *CPU, "-o", tmp_path]
-    assert "  settings: training.momentum = 0.0, 0.9\n" in run(capsys, "bench", suite, *words).out
 
 
 def test_parts_of_figures_print_the_quantity_of_the_figure(capsys, suite, tmp_path):

@@ -85,12 +85,6 @@ def test_unfinished_runs_are_left_out_unless_asked_for(capsys, store, tmp_path):
     assert len(collect([tmp_path / "a.csv"])) == 4
 
 
-def test_runs_that_diverged_are_results_and_are_exported(capsys, store, tmp_path):
-    set_outcome(store, "diverged")
-    found = run(capsys, "export", store, "-o", tmp_path / "a.csv", "--json").json
-    assert (found["runs"], found["left_out"]) == (4, 0)
-
-
 def test_a_damaged_run_is_named_on_stderr_and_the_others_are_exported(capsys, store, tmp_path):
     bad = sorted(store.glob("*/*"))[1]
     (bad / "config.toml").write_text("rule =")
@@ -133,17 +127,6 @@ def test_runs_are_listed_by_suite(capsys, store):
     assert len(run(capsys, "list", "runs", "--store", store, "--suite", "own", "--json").json) == 6
     found = run(capsys, "list", "runs", "--store", store, "--suite", "owm")
     found.assert_fails(2, "no runs of a suite 'owm'", "own")
-
-
-def test_what_cannot_be_listed_is_named(capsys, store, tmp_path):
-    run(capsys, "list", "runs", "--store", tmp_path / "no").assert_fails(2, "there is no folder")
-    run(capsys, "list", "rules", "--rebuild").assert_fails(2, "`outvote list runs` alone")
-    assert run(capsys, "list", "runs", "--store", tmp_path / "runs" / "own", "--json").code == 0
-    (tmp_path / "empty").mkdir()
-    assert run(capsys, "list", "runs", "--store", tmp_path / "empty", "--json").json == []
-    newer = min(store.glob("*/*/status.json"))
-    newer.write_text('{"version": 99}')
-    run(capsys, "list", "runs", "--store", store, "--rebuild").assert_fails(2, "newer outvote")
 
 
 def test_suites_are_listed_with_their_runs_and_parts(capsys):

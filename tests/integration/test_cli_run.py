@@ -167,12 +167,6 @@ def test_data_that_is_not_there_is_one_line_before_anything_is_run(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_one_line_and_exit_code_2(capsys, config, tmp_path):
-    (tmp_path / "small").write_text("a file")
-    result = run(capsys, "run", config, "-o", tmp_path)
-    result.assert_fails(2, "could not be written", str(tmp_path / "small"))
-
-
 def test_the_demo_in_small_has_all_rules_under_all_attacks(capsys, tmp_path):
     result = run(capsys, "demo", "-o", tmp_path, *SMALL_DEMO)
     assert (result.code, result.err) == (0, "")
@@ -232,14 +226,6 @@ def test_the_demo_has_a_fifth_of_byzantine_clients_on_data_that_differs():
     assert [rule for rule in rules if rule.startswith("gas")] == [
         f"gas({rule})" for rule in rules[1::2]
     ]
-
-
-def test_the_demo_asks_all_clients_and_attacks_on_the_authors_side():
-    """Where GAS gains most: study/results/README.md."""
-    (part,) = read_suite("demo").parts
-    assert part.rows[0] == "mean"
-    assert part.settings["federation"]["sampled"] == 1.0
-    assert part.texts("attack") == ["none", "lie(sign=1)", "bit-flip"]
 
 
 def test_an_assumed_byzantine_majority_is_one_line_of_warning(capsys, config, tmp_path):
