@@ -261,8 +261,10 @@ class Checkout:
             shutil.rmtree(parts, ignore_errors=True)
             parts.mkdir()
             done = self._pytest(["-n", "2", *self.tests], 7200, OUTVOTE_RECORD_TESTS=str(parts))
+            log = self.records / "without-a-bug.log"
+            log.write_text(done.stdout + done.stderr, encoding="utf-8")
             if done.returncode not in (0, 1):
-                raise SystemExit(f"the tests do not run:\n{done.stdout[-3000:]}{done.stderr}")
+                raise SystemExit(f"the tests do not run: {log}")
             found: dict[str, Any] = {}
             for path in parts.glob("*.json"):
                 found |= json.loads(path.read_text(encoding="utf-8"))
