@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 
 import torch
+from outvote.ops.distances import row_norms
 from straightforward import add_scores, gas_multi_krum
 from timing import circumstances, medians, peak_extra_bytes, write_json
 from torch import Tensor
 
 import outvote as ov
 from outvote.ops import client_kernels, group_kernels
-from outvote.ops.distances import row_norms
 from outvote.ops.memory import listed_later
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.groups import groups_at_once

@@ -145,7 +145,7 @@ class Bench:
         precision = self.options.precision
         if way == "stacked":
             module = ov.make_model("alexnet", num_classes=10, seed=0)
-            return StackedTrainer(module, self.samples, precision), module
+            return StackedTrainer(module, self.samples, precision=precision), module
         module = UserCNN()
         if way == "sequential":
             return SequentialTrainer(module, self.samples, precision=precision), module

@@ -16,7 +16,7 @@ import numpy as np
 
 from outvote.data.checksum import sha256_of
 from outvote.data.cifar import Cifar, cifar_forms
-from outvote.data.dataset_entry import Download, Entry, Form, RemoteFile, has_all
+from outvote.data.dataset_entry import DatasetEntry, Download, Form, RemoteFile, has_all
 from outvote.data.mnist import FILES, read_idx
 
 NUM = 4
@@ -105,7 +105,7 @@ def md5(content):
 
 def entry_of(forms, *sources, shape=(32, 32, 3)):
     """An entry for data that is made up."""
-    return Entry(
+    return DatasetEntry(
         name="made-up",
         doc="a test",
         num_train=None,

@@ -16,8 +16,9 @@ from outvote.experiment.run_spec import to_toml
 from outvote.results.audit_log import audit_arrays, to_npz
 from outvote.results.folder import CONTENT, RunFolder, Writer, status_bytes
 from outvote.results.labels import label
+from outvote.results.round import Round
 from outvote.results.run import Result, read_result
-from outvote.results.schema import DataUsed, Environment, Round, Status, Timing
+from outvote.results.schema import DataUsed, Environment, Status, Timing
 from outvote.results.series import series_of
 from outvote.suites.suite import read_suite
 
@@ -228,7 +229,7 @@ class _FolderWithoutKept:
         self.path, self._rounds = result.folder.path, result.folder.rounds()
 
     def rounds(self) -> list[Round]:
-        return [msgspec.structs.replace(each, kept=None) for each in self._rounds]
+        return [replace(each, kept=None) for each in self._rounds]
 
 
 def _random(spec: Any) -> np.random.Generator:

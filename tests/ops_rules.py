@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from ops_case import Case
 from torch import Generator, Tensor
 
+from ops_case import Case
 from outvote.ops import eigen, groups, order, pairs, rows, select
 from outvote.ops.keyed_order import KeyedOrder
 from outvote.seeding import RandomStream

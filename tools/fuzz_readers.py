@@ -3,11 +3,10 @@
 python tools/fuzz_readers.py --inputs 100000 --minutes 10 -o FILE.json
 python tools/fuzz_readers.py --only idx:1234 -o FILE.json    one input again, with its traceback
 
-Inputs are made of sound files by seeded changes (mutate.py). They are read in processes of limited
-memory, with a limit of time for each. A finding is any other exception than a one-line error of
-the library, a read that takes too long, one beyond the memory, or the end of the process. Findings
-are counted by reader, kind and place; each is kept with the number of its first input. The next
-call with the same file continues, and marks those as mended whose first input is fine now.
+Inputs are made of sound files by seeded changes (damaged_copies.py). They are read in processes of
+limited memory, with a limit of time for each. A finding is any other exception than a one-line
+error of the library, a read that takes too long, one beyond the memory, or the end of the process.
+Findings are counted by reader, kind and place; each is kept with the number of its first input.
 """
 
 import argparse
@@ -39,6 +38,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import outvote
 from audit_logs import line, write_log
+from damaged_copies import damaged
 from data_files import (
     archive,
     batches,
@@ -51,9 +51,8 @@ from data_files import (
     write_png,
     write_webp,
 )
-from kept_result import load_result, new_call, save_result
+from kept_result import new_call, save_result
 from made_results import made_results, write_store
-from mutate import mutate
 from outvote.data.dataset import DamagedDataError, MissingDataError
 from outvote.files.client_files import FilesError
 from outvote.files.safetensors_file import UnusableFile
@@ -122,57 +121,36 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--inputs", type=int, default=10_000, help="of this call, in all")
+    parser.add_argument("--inputs", type=int, default=10_000)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--readers", nargs="+", choices=list(READERS), default=list(READERS))
     parser.add_argument("--seconds", type=float, default=5, help="of one input")
     parser.add_argument("--megabytes", type=int, default=1000, help="beyond those of the start")
-    parser.add_argument("--seed", type=int, default=0, help="of a new result")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", metavar="READER:NUMBER", help="show one input")
     parser.add_argument("-o", "--output", type=Path, required=True)
     return parser.parse_args(words)
 
 
 def run(options: argparse.Namespace, folder: Path, words: list[str]) -> int:
-    """Continue a result; readers take turns, the one with the fewest inputs first."""
-    result = load_result(options.output, seed=options.seed, readers={}, findings={})
-    options.seed = result["seed"]
+    """Damage files of all readers in turn, the one that had the least time first."""
+    result = new_call("tools/fuzz_readers.py", words)
+    result |= {"seed": options.seed, "inputs": 0, "readers": {}, "findings": {}}
     last = time.monotonic() + 60 * options.minutes
-    call = new_call("tools/fuzz_readers.py", words)
-    result["calls"].append(call | {"inputs": 0})
     fuzzes = {
         name: Fuzz(name, folder / name.replace(" ", "-"), options) for name in options.readers
     }
-    counts = result["readers"]
-    for name in fuzzes:
-        counts.setdefault(name, {"inputs": 0, "read": 0, "refused": 0, "findings": 0, "seconds": 0})
-    check_again(result, fuzzes, call["commit"])
-    left = options.inputs
-    while left > 0 and time.monotonic() < last:
+    zero = {"inputs": 0, "read": 0, "refused": 0, "findings": 0, "seconds": 0}
+    counts = result["readers"] = {name: dict(zero) for name in fuzzes}
+    while result["inputs"] < options.inputs and time.monotonic() < last:
         name = min(fuzzes, key=lambda each: counts[each]["seconds"])
         begun = time.monotonic()
-        found = fuzzes[name].chunk(counts[name]["inputs"], min(CHUNK, left))
-        done = add(result, name, found, time.monotonic() - begun)
-        left -= done
-        result["calls"][-1]["inputs"] += done
+        most = min(CHUNK, options.inputs - result["inputs"])
+        found = fuzzes[name].chunk(counts[name]["inputs"], most)
+        result["inputs"] += add(result, name, found, time.monotonic() - begun)
         save_result(options.output, result)
     sys.stdout.write(summary(result))
-    return int(bool(open_findings(result)))
-
-
-def check_again(result: dict[str, Any], fuzzes: "dict[str, Fuzz]", commit: str | None) -> None:
-    """Read the first input of each known finding: one that is fine now is mended."""
-    for each in open_findings(result):
-        if (
-            each["reader"] in fuzzes
-            and not fuzzes[each["reader"]].chunk(each["number"], 1)["findings"]
-        ):
-            each["mended"] = commit or "unknown"
-
-
-def open_findings(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the findings that are not mended."""
-    return [each for each in result["findings"].values() if "mended" not in each]
+    return int(bool(result["findings"]))
 
 
 def add(result: dict[str, Any], name: str, found: dict[str, Any], seconds: float) -> int:
@@ -189,7 +167,6 @@ def add(result: dict[str, Any], name: str, found: dict[str, Any], seconds: float
         about = each | {"reader": name, "count": 0}
         known = result["findings"].setdefault(f"{name}: {each['what']} in {each['where']}", about)
         known["count"] += 1
-        known.pop("mended", None)
     return done
 
 
@@ -204,11 +181,9 @@ def summary(result: dict[str, Any]) -> str:
     rows += [
         f"{key}: {each['count']} times, first {each['reader']}:{each['number']}: {each['text']}\n"
         for key, each in result["findings"].items()
-        if "mended" not in each
     ]
-    total = sum(each["inputs"] for each in result["readers"].values())
-    kinds, left = len(result["findings"]), len(open_findings(result))
-    return "".join([*rows, f"{total:,} inputs, {kinds} kinds of findings, {left} not mended\n"])
+    kinds = len(result["findings"])
+    return "".join([*rows, f"{result['inputs']:,} inputs, {kinds} kinds of findings\n"])
 
 
 class Fuzz:
@@ -227,7 +202,7 @@ class Fuzz:
         """Return which file an input damages, and its content."""
         chance = random.Random(f"{self.options.seed}/{self.name}/{number}")
         which = chance.randrange(len(self.paths))
-        return which, mutate(self.contents[which], chance, self.contents)
+        return which, damaged(self.contents[which], chance, self.contents)
 
     def chunk(self, start: int, number: int) -> dict[str, Any]:
         """Read some inputs in a process of its own; if it ends or hangs, that is a finding."""

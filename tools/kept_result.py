@@ -1,4 +1,4 @@
-"""A result file that the next call of a long check continues; each call has an entry."""
+"""The result file of a long check, which it writes again and again while it runs."""
 
 import json
 import shlex
@@ -9,13 +9,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-
-
-def load_result(path: Path, **start: Any) -> dict[str, Any]:
-    """Return what a file holds; a new result if there is none yet."""
-    if path.exists():
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    return {**start, "calls": []}
 
 
 def save_result(path: Path, result: dict[str, Any]) -> None:

@@ -2,12 +2,11 @@
 
 python tools/soak_store.py --kills 100 --minutes 10 -o FILE.json
 
-A small sweep is executed by `outvote bench`, by one process, by two (-j 2) or by two workers of
-Dask, and disturbed up to five times: SIGKILL at a random time or at a random system call, a full
-disk (ENOSPC at a random system call), a limit on the size of files, a folder that is read-only.
-With Dask, SIGKILL strikes the command, a worker or both. Then the same command runs to its end, and
-the store is compared with one that was never disturbed: runs that are lost, `outvote verify`,
-tables, and metrics to the last bit. The next call with the same file continues.
+A small sweep is executed by `outvote bench`, and disturbed up to five times: SIGKILL at a random
+time or at a random system call, a full disk (ENOSPC at a random system call), a limit on the size
+of files, a folder that is read-only. Then the same command runs to its end, and the store is
+compared with one that was never disturbed: runs that are lost, `outvote verify`, tables, and
+metrics to the last bit.
 
 System calls are those of strace, attached to the process; without it these kinds are skipped. A
 read-only folder needs `unshare`. A sweep is a fork of this process: importing torch takes longer
@@ -29,39 +28,24 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from benches import children, is_running, metrics, num_rounds, own_suite
-from kept_result import load_result, new_call, save_result
+from benches import metrics, num_rounds, own_suite
+from kept_result import new_call, save_result
 from outvote.cli import main as outvote
-from outvote.results.disk import is_locked
 
 RULES = ("gas(median)", "centered-clipping")
 ROUNDS = 5
 WORDS = (("--checkpoint-every", "0"), ("--checkpoint-every", "1000"), ("--max-stacked", "1"), ())
 """Options that change when files are written, and not what they hold."""
 SYSTEM_CALLS = {"write": 140, "fsync": 120, "rename": 56, "openat": 350, "ftruncate": 3}
-"""Where SIGKILL may come, and how many calls of this kind a sweep of one process makes."""
-ONLY_ALONE = ("openat", "ftruncate")
-"""A new process opens thousands of files of its modules; only what is resumed is truncated."""
+"""Where SIGKILL may come, and how many calls of this kind a sweep makes."""
 MOST_OFTEN = 5
 """Disturbances of one store."""
-WAYS = ("alone",) * 6 + ("-j 2",) + ("Dask",) * 3
-"""Who executes the runs, as often as it stands here."""
-CLUSTER = """
-import sys
-from distributed import LocalCluster
-local = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
-with LocalCluster(n_workers=2, threads_per_worker=1, **local) as cluster:
-    print(cluster.scheduler_address, flush=True)
-    sys.stdin.read()
-"""
-LONGEST_WITHOUT_WORKER = 60.0
-"""Seconds after which a cluster of Dask without workers is started anew."""
 LONGEST = 1800.0
 """Seconds of a sweep; one that takes longer hangs, even if many others share the machine."""
 Do = Callable[[], int]
@@ -82,7 +66,7 @@ class Child:
     code: int | None = None
     """Its exit code; -9 after SIGKILL."""
     is_struck: bool = False
-    """Whether strace disturbed it, or a process of -j: then the sweep may still end well."""
+    """Whether strace disturbed it: then the sweep may still end well."""
 
     def poll(self) -> bool:
         """Return whether it has ended."""
@@ -127,60 +111,6 @@ def fork(do: Do, log: Path) -> Child:
         os._exit(code)
 
 
-class Cluster:
-    """Two workers of Dask on this machine; one that is killed is replaced."""
-
-    def __init__(self) -> None:
-        self.start()
-
-    def start(self) -> None:
-        """Start a scheduler and its workers."""
-        self.program = subprocess.Popen(
-            [sys.executable, "-c", CLUSTER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert self.program.stdout is not None
-        self.address = self.program.stdout.readline().strip()
-        if not self.address:
-            raise RuntimeError("Dask does not start")
-
-    def workers(self) -> list[int]:
-        """Return the processes of the workers; wait until there is one.
-
-        Dask gives up on a worker that dies again while it starts.
-        """
-        last = time.monotonic() + LONGEST_WITHOUT_WORKER
-        while time.monotonic() < last:
-            found = [
-                pid
-                for pid in children(self.program)
-                if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes() and is_running(pid)
-            ]
-            if found:
-                return found
-            time.sleep(0.05)
-        raise Skipped("no worker of Dask is left")
-
-    def stop(self) -> None:
-        """End it."""
-        assert self.program.stdin is not None
-        self.program.stdin.close()
-        try:
-            self.program.wait(30)
-        except subprocess.TimeoutExpired:
-            self.program.kill()
-            self.program.wait()
-
-    def __enter__(self) -> "Cluster":
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.stop()
-
-
 class Soak:
     """A suite, and the store that it gives if nothing happens."""
 
@@ -189,9 +119,8 @@ class Soak:
         folder: Path,
         chance: random.Random,
         rules: Sequence[str] = RULES,
-        cluster: Cluster | None = None,
     ) -> None:
-        self.folder, self.chance, self.cluster = folder, chance, cluster
+        self.folder, self.chance = folder, chance
         self.num_rounds = 4 * len(rules) * ROUNDS
         self.suite = own_suite(folder, rules, ROUNDS)
         self.whole = folder / "whole"
@@ -201,33 +130,22 @@ class Soak:
             outvote(["table", str(folder / "first"), "--json"])
         found = self._finish(self.whole)
         self.metrics, self.table = metrics(self.whole), found["table"]
-        self.seconds = {"alone": found["seconds"], "-j 2": 4 + 2 * found["seconds"]}
+        self.seconds = found["seconds"]
         if found["code"] or found["verify"] or len(self.metrics) != 4 * len(rules):
             raise RuntimeError(f"the undisturbed store is not sound: {found['text'][-500:]}")
-        for _ in range(2 if cluster else 0):  # The first imports all modules in the workers.
-            self.way, begun = "Dask", time.monotonic()
-            child = self._sweep(folder / f"dask-{begun}")
-            child.start()
-            child.wait(LONGEST)
-            self.seconds["Dask"] = time.monotonic() - begun
 
     def disturb(self, kind: str, number: int) -> dict[str, Any]:
         """Disturb a sweep once or several times, let it end, and compare; return what was wrong."""
         store = self.folder / f"store-{number}"
         how_often = self.chance.randint(1, MOST_OFTEN)
-        self.way = self.chance.choice(WAYS)
-        if self.way == "Dask" and (kind not in OFTEN or self.cluster is None):
-            self.way = "alone"
         notes, struck = [], 0
         for _ in range(how_often):
             # What is left of it: a sweep that is resumed is shorter.
             self.share = max(0.1, 1 - num_rounds(store) / self.num_rounds)
-            self.limit = self.share * self.seconds[self.way]
+            self.limit = self.share * self.seconds
             child = self._sweep(store)
             try:
                 KINDS[kind](self, child, store)
-            except Skipped as reason:
-                self._recover(child, reason)
             finally:
                 if not child.poll():
                     self._kill(child)
@@ -240,15 +158,7 @@ class Soak:
         found = self._finish(store)
         notes += self._differences(store, found)
         shutil.rmtree(store, ignore_errors=True)
-        return {"struck": struck, "way": self.way, "notes": notes}
-
-    def _recover(self, child: Child, reason: Skipped) -> None:
-        """Start Dask anew if it has lost its workers; anything else ends the soak."""
-        if self.way != "Dask" or self.cluster is None:
-            raise reason
-        self._kill(child)
-        self.cluster.stop()
-        self.cluster.start()
+        return {"struck": struck, "notes": notes}
 
     def _differences(self, store: Path, found: dict[str, Any]) -> list[str]:
         """Return how a store differs from the undisturbed one."""
@@ -267,21 +177,12 @@ class Soak:
     def _sweep(self, store: Path) -> Child:
         words = ["bench", str(self.suite), "--device", "cpu", "-o", str(store)]
         words += self.chance.choice(WORDS)
-        words += ["-j", "2"] if self.way == "-j 2" else []
-        words += ["--dask", self.cluster.address] if self.way == "Dask" and self.cluster else []
         return fork(lambda: outvote(words), self.folder / "sweep.log")
 
     def _finish(self, store: Path) -> dict[str, Any]:
         """Run the command to its end, verify the store and print its table."""
         words = ["bench", str(self.suite), "--device", "cpu", "-o", str(store)]
         done, facts = self.folder / "finish.log", {}
-        begun = time.monotonic()
-        while any(is_locked(path.parent) for path in store.glob("*/*/config.toml")):
-            # A worker of Dask outlives the command that was killed; its run is its own until then.
-            if time.monotonic() > begun + 60:
-                facts["text"] = "a run stays locked: "
-                break
-            time.sleep(0.02)
         begun = time.monotonic()
         for key, command in (
             ("code", words),
@@ -304,44 +205,24 @@ class Soak:
         return facts
 
     def _kill(self, child: Child) -> None:
-        """End a sweep by SIGKILL, and see that the processes that it started end too."""
-        found = _descendants(child.pid)
+        """End a sweep by SIGKILL."""
         os.kill(child.pid, signal.SIGKILL)
         child.wait(60)
-        last = time.monotonic() + 60
-        while any(map(is_running, found)):
-            if time.monotonic() > last:
-                for pid in filter(is_running, found):
-                    os.kill(pid, signal.SIGKILL)
-                child.code = 71
-                return
-            time.sleep(0.01)
 
     # The kinds of disturbance: each starts the child, and leaves it ended or to be killed.
 
     def kill_at_a_time(self, child: Child, _store: Path) -> None:
-        """SIGKILL after a random time, with Dask to the command, a worker or both."""
+        """SIGKILL after a random time."""
         child.start()
-        if child.wait(self.chance.uniform(0, self.limit)) or self.way != "Dask":
-            return
-        assert self.cluster is not None
-        struck = self.chance.choice(("command", "worker", "both"))
-        if struck != "command":
-            os.kill(self.chance.choice(self.cluster.workers()), signal.SIGKILL)
-            child.is_struck = True
-        last = time.monotonic() + LONGEST
-        while struck == "worker" and not child.wait(10) and time.monotonic() < last:
-            self.cluster.workers()  # One must be there, to finish the runs.
+        child.wait(self.chance.uniform(0, self.limit))
 
     def kill_at_a_system_call(self, child: Child, _store: Path) -> None:
-        """SIGKILL at a random system call of a random kind; with Dask to a worker."""
+        """SIGKILL at a random system call of a random kind."""
         self._traced(child, *self._call(list(SYSTEM_CALLS)), "signal=SIGKILL")
 
     def fill_the_disk(self, child: Child, _store: Path) -> None:
         """ENOSPC from a random system call on."""
-        # Processes of -j are also written to by pipes, which no disk fills.
-        calls = ["write", "fsync", "rename"] if self.way == "alone" else ["fsync", "rename"]
-        call, number = self._call(calls)
+        call, number = self._call(["write", "fsync", "rename"])
         self._traced(child, call, number, "error=ENOSPC", goes_on=True)
 
     def limit_files(self, child: Child, _store: Path) -> None:
@@ -371,18 +252,15 @@ class Soak:
         child.is_struck = True
 
     def _call(self, calls: list[str]) -> tuple[str, int]:
-        """Draw a system call and its number, counted for each process."""
-        alone = self.way == "alone"
-        call = self.chance.choice([each for each in calls if alone or each not in ONLY_ALONE])
-        most = SYSTEM_CALLS[call] * self.share * (1 if alone else 0.5)
-        return call, self.chance.randint(1, max(1, round(most)))
+        """Draw a system call and its number."""
+        call = self.chance.choice(calls)
+        return call, self.chance.randint(1, max(1, round(SYSTEM_CALLS[call] * self.share)))
 
     def _traced(
         self, child: Child, call: str, number: int, does: str, *, goes_on: bool = False
     ) -> None:
         """Attach strace, which injects a signal or an error at a system call."""
-        workers = self.cluster.workers() if self.way == "Dask" and self.cluster else None
-        pid = child.pid if workers is None else self.chance.choice(workers)
+        pid = child.pid
         when = f"{number}+" if goes_on else str(number)
         inject = f"inject={call}:{does}:when={when}"
         log = self.folder / "strace.log"
@@ -402,12 +280,8 @@ class Soak:
                 self._kill(child)
                 child.code = 71
             if tracer.poll() is None:
-                try:
-                    # It goes on with the processes of -j until they end; those of Dask do not.
-                    tracer.wait(30 if workers is None else 0.01)
-                except subprocess.TimeoutExpired:
-                    tracer.terminate()
-                    tracer.wait(10)
+                tracer.terminate()
+                tracer.wait(10)
             text = log.read_text(errors="replace") if log.exists() else ""
             child.is_struck = "killed by SIGKILL" in text or "(INJECTED)" in text
             log.unlink(missing_ok=True)
@@ -434,17 +308,17 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=20, help="of this call, all kinds")
+    parser.add_argument("--kills", type=int, default=20, help="all kinds")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--rules", nargs="+", default=list(RULES), help="four runs of each")
-    parser.add_argument("--seed", type=int, default=0, help="of a new result")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args(words)
     os.environ["OMP_NUM_THREADS"] = "1"
     _one_thread()
-    result = load_result(options.output, seed=options.seed, sweeps=0, kinds={}, findings=[])
-    result["calls"].append(new_call("tools/soak_store.py", words) | {"disturbances": 0})
+    result = new_call("tools/soak_store.py", words)
+    result |= {"seed": options.seed, "sweeps": 0, "disturbances": 0, "kinds": {}, "findings": []}
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         _run(options, Path(folder), result)
@@ -455,17 +329,11 @@ def main(words: list[str] | None = None) -> int:
 def _run(options: argparse.Namespace, folder: Path, result: dict[str, Any]) -> None:
     kinds = [kind for kind in options.kinds if _is_available(kind)]
     result["skipped"] = [kind for kind in options.kinds if kind not in kinds]
-    with ExitStack() as stack:
-        cluster = (
-            stack.enter_context(Cluster()) if _has_dask() and set(OFTEN) & set(kinds) else None
-        )
-        result["skipped"] += [] if cluster else ["Dask"]
-        soak = Soak(folder, random.Random(), options.rules, cluster)
-        last = time.monotonic() + 60 * options.minutes
-        call = result["calls"][-1]
-        while call["disturbances"] < options.kills and time.monotonic() < last:
-            _disturb(soak, kinds, result)
-            save_result(options.output, result)
+    soak = Soak(folder, random.Random(), options.rules)
+    last = time.monotonic() + 60 * options.minutes
+    while result["disturbances"] < options.kills and time.monotonic() < last:
+        _disturb(soak, kinds, result)
+        save_result(options.output, result)
 
 
 def _disturb(soak: Soak, kinds: list[str], result: dict[str, Any]) -> None:
@@ -480,29 +348,23 @@ def _disturb(soak: Soak, kinds: list[str], result: dict[str, Any]) -> None:
     for key, value in (
         ("sweeps", 1),
         ("disturbances", found["struck"]),
-        ("of two processes", found["struck"] * (found["way"] == "-j 2")),
-        ("of Dask", found["struck"] * (found["way"] == "Dask")),
         ("findings", bool(found["notes"])),
     ):
         count[key] = count.get(key, 0) + int(value)
-    result["calls"][-1]["disturbances"] += found["struck"]
-    result["findings"] += [
-        {"sweep": number, "kind": kind, "way": found["way"], "what": note}
-        for note in found["notes"]
-    ]
+    result["disturbances"] += found["struck"]
+    result["findings"] += [{"sweep": number, "kind": kind, "what": note} for note in found["notes"]]
 
 
 def summary(result: dict[str, Any]) -> str:
     """Return one line for each kind and finding."""
     lines = [
         f"{kind:22} {each['disturbances']:5} in {each['sweeps']:5} sweeps, "
-        f"{each['of two processes']:4} with -j 2, {each.get('of Dask', 0):4} with Dask, "
         f"{each['findings']} findings\n"
         for kind, each in result["kinds"].items()
     ]
     lines += [f"skipped: {kind}\n" for kind in result.get("skipped", ())]
     lines += [f"finding: {json.dumps(each)}\n" for each in result["findings"]]
-    total = sum(each["disturbances"] for each in result["kinds"].values())
+    total = result["disturbances"]
     return "".join([*lines, f"{total} disturbances, {len(result['findings'])} findings\n"])
 
 
@@ -512,15 +374,6 @@ def _cells(text: str) -> Any:
         return {key: value for key, value in json.loads(text).items() if key != "provenance"}
     except ValueError:
         return text
-
-
-def _has_dask() -> bool:
-    """Import Dask, once here for all forks; return whether it is installed."""
-    try:
-        import distributed  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def _mount_read_only(folder: Path) -> None:
@@ -555,17 +408,6 @@ def _is_available(kind: str) -> bool:
 def _tracer_of(pid: int) -> int:
     text = Path(f"/proc/{pid}/status").read_text()
     return int(text.partition("TracerPid:")[2].split()[0])
-
-
-def _descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those that they have."""
-
-    @dataclass
-    class One:
-        pid: int
-
-    own = children(One(pid))
-    return [*own, *(each for child in own for each in _descendants(child))]
 
 
 if __name__ == "__main__":

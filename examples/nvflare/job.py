@@ -20,7 +20,7 @@ from train_site import TRUTH, TrainSite
 
 from outvote.nvflare import RobustAggregator
 
-NUM_SITES, NUM_ROUNDS = 6, 4
+NUM_SITES, NUM_ROUNDS = 8, 4
 
 
 def make_job(workflow: str) -> FedJob:

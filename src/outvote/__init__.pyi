@@ -79,6 +79,8 @@ from outvote.simulator import simulate as simulate
 from outvote.testing.conformance import ConformanceError as ConformanceError
 from outvote.testing.conformance import check_attack as check_attack
 from outvote.testing.conformance import check_rule as check_rule
+from outvote.testing.model_check import ModelCheck as ModelCheck
+from outvote.testing.model_check import check_model as check_model
 from outvote.training.local_sgd import LocalSGD as LocalSGD
 
 __version__: str

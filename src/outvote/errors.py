@@ -68,6 +68,18 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def duration(seconds: float) -> str:
+    """Return a time in words.
+
+    >>> duration(8.6), duration(125), duration(4 * 3600 + 120)
+    ('9 s', '2 min 5 s', '4 h 2 min')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60:,} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 def was(count: int) -> str:
     """Return the verb that goes with so many."""
     return "was" if count == 1 else "were"

@@ -43,6 +43,25 @@ def html_table(
     )
 
 
+def text_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, num_text: int = 1
+) -> list[str]:
+    """Return the lines of a table as text; the first `num_text` columns are aligned left.
+
+    >>> text_table(["rule", "best"], [["krum", "5"]])
+    ['rule  best', 'krum     5']
+    """
+    lines = [columns, *rows]
+    widths = [max(len(line[k]) for line in lines) for k in range(len(columns))]
+    return [
+        "  ".join(
+            cell.ljust(width) if k < num_text else cell.rjust(width)
+            for k, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+
+
 def _line(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
     written = (
         f'<{tag} style="{CELL.format(side)}">{_cell(cell)}</{tag}>'

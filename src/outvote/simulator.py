@@ -2,8 +2,8 @@
 
 import os
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -36,13 +36,14 @@ from outvote.plugins import is_plugin_class
 from outvote.report.runs import Runs
 from outvote.results.collect import collect
 from outvote.results.labels import outline
-from outvote.results.schema import Round
+from outvote.results.round import Round
 from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule
 from outvote.server.selection import make_selection
 from outvote.server.step import Server
 from outvote.training.local_sgd import LocalSGD
-from outvote.user_objects import IN_FILE, checksum_of, is_user_object, named, registered, text_of
+from outvote.user_code import checksum_of, text_of
+from outvote.user_objects import is_user_object, registered
 
 Samples = Any
 OPTIONS = {"dirichlet": ("beta", "balance", "min_size"), "shards": ("per_client",)}
@@ -106,10 +107,11 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
     evaluate_every: int = 1,
     device: str = "auto",
     precision: Literal["float32", "tf32", "bfloat16"] = "float32",
-    trainer: Literal["auto", "stacked", "vmap", "sequential"] = "auto",
+    trainer: Literal["auto", "cores", "stacked", "vmap", "sequential"] = "auto",
     max_stacked: int | None = None,
     output: str | os.PathLike[str] | None = None,
     suite: str = "simulation",
+    name: str | None = None,
     checkpoint_every: float = CHECKPOINT_EVERY,
     keep_weights: bool = True,
     callbacks: Callback | Sequence[Callback] = (),
@@ -194,12 +196,14 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
         evaluate_every: Rounds between two evaluations on the test set.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1".
         precision: Of products while clients train; "bfloat16" is for GPUs.
-        trainer: How clients train: "stacked" (fastest, for networks of known layers), "vmap" (for
-            any network that torch.func takes), "sequential" (for any network); "auto": the first
-            of them that works on a GPU, "sequential" on a CPU.
+        trainer: How clients train: "cores" (on a CPU) or "stacked" (on a GPU) for networks of known
+            layers, "vmap" (for networks that torch.func takes), "sequential" (plain PyTorch, for
+            any network); "auto": the fastest of them that accepts the network.
         max_stacked: The most runs that train together; default: as many as fit into memory.
         output: The folder of a store, such as "runs"; None: nothing is kept on disk.
         suite: The folder of these runs below `output`.
+        name: Stands in the names of runs for code without a source and for values that cannot be
+            read, which are an error without it; take another name when you change them.
         checkpoint_every: Seconds between two checkpoints; 0: after every round.
         keep_weights: Whether the final weights of a run stay in its folder.
         callbacks: Functions that are called with a `RoundReport` after every round of every run.
@@ -220,7 +224,7 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
     counts = {name: _whole(name, value) for name, value in counts.items()}
     every_seed = _seeds(seeds)
     _check_how(suite, checkpoint_every, max_stacked, progress)
-    given = _Objects()
+    given = _Objects(name)
     every_rule, every_attack = given.rules(rules), given.attacks(attacks)
     data = given.dataset(train, test, groups, channels)
     chosen = _partition(partition, given)
@@ -257,7 +261,6 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
         for attack in every_attack
         for seed in every_seed
     ]
-    given.warn()
     _check_names(precision, aggregate, trainer, specs)
     with given.known():
         specs = [checked(spec) for spec in specs]
@@ -309,21 +312,14 @@ def _how_to_resume(output: Any) -> str:
 class _Objects:
     """The user's own objects of a simulation, by their texts."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str | None) -> None:
+        check_kind("name", name, str | None)
+        self.name = name
         self.objects: dict[str, Any] = {}
-        self.classes: dict[type, str] = {}
-        self.gaps: dict[str, None] = {}
 
-    @contextmanager
-    def known(self) -> Iterator[None]:
+    def known(self) -> AbstractContextManager[None]:
         """Let the texts stand for the objects for a while."""
-        with registered(self.objects), named(self.classes):
-            yield
-
-    def warn(self) -> None:
-        """Warn of what the names of runs do not cover."""
-        for gap in self.gaps:
-            warnings.warn(gap, OutvoteWarning, stacklevel=3)
+        return registered(self.objects)
 
     def text(self, kind: str, thing: Any) -> str:
         """Return the text of an object; a text stays."""
@@ -336,9 +332,8 @@ class _Objects:
         return self._add(thing)
 
     def _add(self, thing: Any) -> str:
-        text, gaps = text_of(thing)
+        text = text_of(thing, self.name)
         self.objects[text] = thing
-        self.gaps |= dict.fromkeys(gaps)
         return text
 
     def model(self, model: Any) -> str:
@@ -361,7 +356,7 @@ class _Objects:
             raise TypeError("simulate needs test=, samples that no client trains on.")
         else:
             dataset = make_dataset(train, test, name="arrays", groups=groups, channels=channels)
-        digest, _ = checksum_of(*arrays_of(dataset), dataset.num_classes, dataset.is_channels_last)
+        digest = checksum_of(*arrays_of(dataset), dataset.num_classes, dataset.is_channels_last)
         text = f"{dataset.name}#{digest}"
         self.objects[text] = replace(dataset, name=text)
         return text
@@ -377,32 +372,26 @@ class _Objects:
 
     def _part(self, make: Callable[[Any], Any], given: Any, base: type) -> str:
         thing = make(given)
-        if isinstance(given, str):
-            return str(thing)
-        self.classes |= self._names(thing, base)
-        with named(self.classes):
+        if not isinstance(given, str):
+            self._add_classes(thing, base)
+        with self.known():
             return str(thing)
 
-    def _names(self, thing: Any, base: type) -> dict[type, str]:
+    def _add_classes(self, thing: Any, base: type) -> None:
         """Register the user's classes of a rule or attack and of what it wraps."""
-        found: dict[type, str] = {}
         kind = type(thing)
-        # A call in another thread may have named the class for a while.
-        is_new = kind not in self.classes and not IN_FILE.search(getattr(kind, "loaded_from", ""))
         is_known = kind.__module__.startswith("outvote.") or is_plugin_class(kind)
-        if is_new and not is_known:
+        if not is_known and not hasattr(kind, "loaded_from"):
             if not is_dataclass(thing) and getattr(thing, "__dict__", None):
                 raise TypeError(
                     f"{kind.__name__} keeps parameters that its text would lose; make it a "
                     "dataclass: @dataclass(frozen=True)."
                 )
-            found[kind] = self._add(kind)
-        if is_dataclass(thing):
-            for field in fields(thing):
-                value = getattr(thing, field.name)
-                if isinstance(value, base):
-                    found |= self._names(value, base)
-        return found
+            self._add(kind)
+        for field in fields(thing) if is_dataclass(thing) else ():
+            value = getattr(thing, field.name)
+            if isinstance(value, base):
+                self._add_classes(value, base)
 
 
 def _partition(given: Any, objects: _Objects) -> dict[str, Any]:
@@ -411,8 +400,7 @@ def _partition(given: Any, objects: _Objects) -> dict[str, Any]:
         if callable(given):
             return {"partition": objects.text("partition", given)}
         parts = _parts(given)
-        digest, _ = checksum_of(parts)
-        text = f"parts#{digest}"
+        text = f"parts#{checksum_of(parts)}"
         objects.objects[text] = parts
         return {"partition": text}
     if is_user_object(given):
@@ -534,7 +522,7 @@ def _check_how(suite: Any, checkpoint_every: Any, max_stacked: Any, progress: An
 def _check_names(precision: str, aggregate: str, trainer: str, specs: Sequence[RunSpec]) -> None:
     check_choice("precision", precision, ("float32", "tf32", "bfloat16"))
     check_choice("aggregate", aggregate, ("parameters", "state"))
-    check_choice("trainer", trainer, ("auto", "stacked", "vmap", "sequential"))
+    check_choice("trainer", trainer, ("auto", "cores", "stacked", "vmap", "sequential"))
     if not specs:
         raise ValueError("rules, attacks and seeds must not be empty.")
     assumed = specs[0].federation.assumed_byzantine

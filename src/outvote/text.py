@@ -17,7 +17,7 @@ from outvote.errors import NAMES_OF_F, an, belongs_to_call, check_kind, closest
 from outvote.loading import load_class
 from outvote.markup import clean
 from outvote.plugins import find_plugin, load_plugin_class, plugin_names
-from outvote.user_objects import find_object, is_user_object
+from outvote.user_objects import find_object, is_user_object, text_of_class
 
 WORD = re.compile(r"[^\s(),='\"]+")
 TOKEN = re.compile(rf"\s*('[^']*'|\"[^\"]*\"|[(),=]|{WORD.pattern})")
@@ -74,7 +74,7 @@ def build(
         what = f"{len(text):,} characters; at most {MOST_LETTERS:,} are read"
         what = TOO_DEEP if nesting(text) > MOST_NESTED else what
         raise ValueError(f"{kind} {shortened(text)!r}: {what}.")
-    return _Reader(text, kind, table, aliases, base).read()
+    return _Parser(text, kind, table, aliases, base).read()
 
 
 def to_text(thing: Any, base: type) -> str:
@@ -86,7 +86,7 @@ def to_text(thing: Any, base: type) -> str:
             parts.append(to_text(value, base))
         elif field.default is MISSING or value != field.default:
             parts.append(f"{field.name}={value_in_text(value)}")
-    name = quoted_if_needed(getattr(thing, "loaded_from", thing.name))
+    name = quoted_if_needed(text_of_class(type(thing)))
     return f"{name}({', '.join(parts)})" if parts else name
 
 
@@ -140,7 +140,7 @@ def read_number(token: str) -> int | float | str:
     return token
 
 
-class _Reader:
+class _Parser:
     """Reads one text from left to right."""
 
     def __init__(

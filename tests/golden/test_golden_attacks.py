@@ -17,7 +17,7 @@ from outvote.attacks.fang import HonestRows, beyond, first_neighbours
 from outvote.attacks.lie import hiding_z
 from outvote.attacks.line_search import LineSearch, line_maximize
 from outvote.attacks.mimic import MimicState
-from outvote.attacks.statistics import Wanted, measure
+from outvote.ops.moments import Request, measure
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
 INPUTS = {name: np.array(rows) for name, rows in GOLDEN["meta"]["inputs"].items()}
@@ -159,7 +159,7 @@ def test_fang_on_the_trimmed_mean(name, device):
     case = CASES[name]
     H, p = INPUTS[case["input"]], case["params"]
     rows = torch.from_numpy(H).to(device).unsqueeze(0)
-    found = measure(rows, None, torch.float64, Wanted(extremes=True))
+    found = measure(rows, None, torch.float64, Request(extremes=True))
     low, high = (end[0].cpu().numpy() for end in beyond(found, p["b"], torch.float64))
     for uniform, expected in zip(p["uniforms"], case["expected"], strict=True):
         assert_close(low + np.array(uniform) * (high - low), expected)

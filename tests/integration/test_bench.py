@@ -1,8 +1,6 @@
 """`outvote bench` from the outside, in one process."""
 
 import re
-import shutil
-import sys
 from itertools import chain, repeat
 
 import pytest
@@ -34,10 +32,6 @@ def store(suite_and_store):
     return suite_and_store[1]
 
 
-def copied(store, tmp_path):
-    return shutil.copytree(store, tmp_path / "runs")
-
-
 def test_a_dry_run_of_table_1_counts_360_runs_and_names_12_times_6_cells(capsys, tmp_path):
     result = run(capsys, *TABLE_1, "-o", tmp_path)
     assert result.code == 0
@@ -62,21 +56,11 @@ def test_a_dry_run_for_a_gpu_needs_none(capsys, suite, store, tmp_path):
     assert "torch finds no CUDA device" in run(capsys, *words).err
 
 
-def test_a_gpu_that_is_not_there_is_one_line(capsys, suite, store, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    result = run(capsys, "bench", suite, "--device", "cuda:2", "-o", store)
-    assert result.code == 2
-    found = "device 'cuda:2': torch finds cuda:0 to cuda:1; take one that is there."
-    assert found in result.err
-    assert len(result.err.splitlines()) == 1
-
-
 def test_a_suite_is_shown_in_cells(capsys, suite, store):
     result = run(capsys, "bench", suite, "-o", store, *CPU)
     assert (result.code, result.err) == (0, "")
-    assert "main:" in result.out
-    assert "gas(median)" in result.out
+    table = run(capsys, "table", store, "--suite", suite, "--format", "text").out
+    assert result.out.startswith(table)
     assert f"8 of 8 runs are over. Results: {store / 'tiny'}" in result.out
     found = run(capsys, "bench", suite, "-o", store, *CPU, "--json").json
     assert {each["outcome"] for each in found} == {"finished"}
@@ -102,7 +86,7 @@ def test_rules_of_one_name_have_a_row_each(capsys, suite, tmp_path):
     ]
     assert "= 2 rules × 1 attack × 1 seed" in run(capsys, *words, "--dry-run").out
     lines = run(capsys, *words).out.splitlines()
-    assert [line.split()[0] for line in lines if "rfa" in line] == [
+    assert [line.split()[0] for line in lines if line.startswith("  rfa")] == [
         "rfa(num_iterations=1)",
         "rfa(num_iterations=3)",
     ]
@@ -113,7 +97,7 @@ def test_a_dry_run_knows_what_is_done_and_how_fast_it_was(capsys, suite, store):
     result = run(capsys, *words)
     assert "main: 16 runs = 2 rules × 2 attacks × 4 seeds" in result.out
     assert "8 finished, 0 half done, 0 adoptable from another suite, 8 to do" in result.out
-    assert re.search(r"about \d+ seconds? at the speed of the runs in", result.out)
+    assert re.search(r"about \d+ s at the speed of the runs in", result.out)
     found = run(capsys, *words, "--json").json
     assert 0 < found["seconds"] < 60
     done = run(capsys, "bench", suite, "-o", store, *CPU, "--dry-run")
@@ -131,14 +115,6 @@ def test_runs_without_weights_are_finished_too(capsys, suite, store, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*")}
     assert run(capsys, *words).code == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*")} == before
-
-
-def test_a_store_of_a_newer_outvote_is_one_line(capsys, suite, store, tmp_path):
-    output = copied(store, tmp_path)
-    (find_runs(output)[0].path / "status.json").write_text('{"version": 99}')
-    for words in (["--dry-run"], []):
-        result = run(capsys, "bench", suite, "-o", output, *CPU, *words)
-        result.assert_fails(1, "newer outvote", "upgrade outvote")
 
 
 def test_when_time_is_up_all_is_saved_and_the_same_command_resumes(
@@ -195,8 +171,8 @@ def test_a_rule_that_was_edited_meanwhile_does_not_spoil_the_table(capsys, suite
     words = ["--rule", edited, "--attack", "lie"]
     result = run(capsys, "bench", suite, "-o", tmp_path / "runs", *CPU, *words)
     assert (result.code, result.err) == (0, "")
-    (row,) = [line for line in result.out.splitlines() if edited in line]
-    assert float(row.split()[-1]) > 0
+    (row,) = [line.split() for line in result.out.splitlines() if line.split()[:1] == [edited]]
+    assert float(row[1]) > 0
 
 
 def test_the_most_work_comes_first_dataset_by_dataset(tmp_path):
@@ -233,12 +209,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, words, expected):
     run(capsys, "bench", *words).assert_fails(2, *expected)
 
 
-def test_without_dask_the_line_that_installs_it_is_printed(capsys, suite, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    result = run(capsys, "bench", suite, "-o", tmp_path, *CPU, "--dask", "tcp://127.0.0.1:1")
-    result.assert_fails(2, "pip install 'outvote[dask]'")
-
-
 def test_a_dry_run_names_p_and_the_settings_in_which_parts_differ(capsys, tmp_path):
     result = run(capsys, *TABLE_1, "-o", tmp_path)
     lines = result.out.splitlines()
@@ -257,11 +227,6 @@ def test_a_dry_run_names_p_and_the_settings_in_which_parts_differ(capsys, tmp_pa
     assert "  settings: attack = lie; federation.sampled = 5\n" in groups.out
 
 
-def test_a_dry_run_names_a_setting_with_several_values_in_a_part(capsys, suite, tmp_path):
-    words = ["--set", "training.momentum=[0.0, 0.9]", "--dry-run", *CPU, "-o", tmp_path]
-    assert "  settings: training.momentum = 0.0, 0.9\n" in run(capsys, "bench", suite, *words).out
-
-
 def test_parts_of_figures_print_the_quantity_of_the_figure(capsys, suite, tmp_path):
     text = (
         suite.read_text().replace("seed = [0, 1]", "seed = 0").replace("rounds = 3", "rounds = 1")
@@ -272,10 +237,10 @@ def test_parts_of_figures_print_the_quantity_of_the_figure(capsys, suite, tmp_pa
         own.write_text(text.replace('name = "main"', f'name = "main"\nkind = "{kind}"'))
     words = [*CPU, "--set", "federation.sampled=10", "-o", tmp_path / "runs"]
     share = run(capsys, "bench", tmp_path / "selection.toml", *words)
-    assert "Honest clients' share of the update, in percent" in share.out
+    assert "share of the rule's weights" in share.out
     assert "Best accuracy of all rounds, in percent" in share.out
-    mean = next(line for line in share.out.splitlines() if " mean " in line)
-    assert "80.0" in mean  # 2 of 10 clients are Byzantine.
+    mean = next(line for line in share.out.splitlines() if line.startswith("  mean "))
+    assert "20.00" in mean  # 2 of 10 clients are Byzantine.
     far = run(capsys, "bench", tmp_path / "deviation.toml", *words)
     assert "Distance of the update to the honest mean" in far.out
     assert "Best accuracy" not in far.out

@@ -16,7 +16,7 @@ from benches import is_running, metrics, outcomes, own_rule, own_suite, start
 from command_line import run
 from outvote.experiment.processes import ProcessEnded, Processes
 from outvote.experiment.runner import Runner
-from outvote.experiment.scheduler import OPTIONS, Workers, execute_on
+from outvote.experiment.scheduler import OPTIONS, ProcessPool, execute_on
 from outvote.results.disk import StoreError
 from outvote.results.folder import find_runs
 from simulations import Recorder, execute, tiny
@@ -37,7 +37,7 @@ MARKED = "p = Path(__file__ + '.once'); p.exists() or (p.touch(), {kill})"
 def two_processes():
     """Two processes with as many threads as this one."""
     pool = Processes(2)
-    return pool, Workers(executor=pool, number=2, num_threads=torch.get_num_threads())
+    return pool, ProcessPool(executor=pool, number=2, num_threads=torch.get_num_threads())
 
 
 def execute_by_two(plan, output, **how):
@@ -80,7 +80,7 @@ def test_many_processes_give_the_same_as_one_and_one_that_is_killed_harms_no_oth
 def test_any_executor_will_do(tmp_path):
     plan = tiny(rule=["mean", "median"], seed=[0, 1])
     with ThreadPoolExecutor(2) as pool:
-        ends = execute_on(Workers(executor=pool, number=2), Runner(output=tmp_path / "a"), plan)
+        ends = execute_on(ProcessPool(executor=pool, number=2), Runner(output=tmp_path / "a"), plan)
     assert [end.outcome for end in ends] == ["finished"] * 4
     assert [end.job.spec for end in ends] == list(plan.specs)
     execute(plan, tmp_path / "b")
@@ -95,7 +95,7 @@ def test_the_options_of_a_runner_reach_every_process(tmp_path):
     assert {field.name for field in fields(Runner)} - elsewhere == set(OPTIONS)
     runner = Runner(output=tmp_path, keep_weights=False)
     with ThreadPoolExecutor(1) as pool:
-        ends = execute_on(Workers(executor=pool), runner, tiny(rounds=1))
+        ends = execute_on(ProcessPool(executor=pool), runner, tiny(rounds=1))
     assert [end.outcome for end in ends] == ["finished"]
     assert not list(tmp_path.glob("*/*/checkpoint*"))
 
@@ -105,7 +105,7 @@ def test_a_stop_reaches_all_and_nothing_more_is_started(tmp_path):
     recorder = Recorder()
     runner = Runner(output=tmp_path, listener=recorder, should_stop=lambda: True)
     with ThreadPoolExecutor(1) as pool:
-        ends = execute_on(Workers(executor=pool), runner, plan)
+        ends = execute_on(ProcessPool(executor=pool), runner, plan)
     assert {end.outcome for end in ends} <= {"interrupted", "finished"}
     assert ends[-1].outcome == "interrupted"
     assert not list(tmp_path.glob(".stop-*"))
@@ -114,14 +114,14 @@ def test_a_stop_reaches_all_and_nothing_more_is_started(tmp_path):
 def test_a_full_disk_ends_all_with_one_sentence(tmp_path):
     (tmp_path / "tiny").write_text("a file")
     with ThreadPoolExecutor(2) as pool, pytest.raises(StoreError, match="could not be written"):
-        execute_on(Workers(executor=pool), Runner(output=tmp_path), tiny(seed=[0, 1, 2]))
+        execute_on(ProcessPool(executor=pool), Runner(output=tmp_path), tiny(seed=[0, 1, 2]))
 
 
 def test_a_busy_run_is_left_to_the_other_process(tmp_path):
     plan = tiny(rule=["mean", "median"])
     busy = plan.jobs(tmp_path)[0].writer()
     with ThreadPoolExecutor(1) as pool:
-        ends = execute_on(Workers(executor=pool), Runner(output=tmp_path), plan)
+        ends = execute_on(ProcessPool(executor=pool), Runner(output=tmp_path), plan)
     busy.close()
     assert [end.outcome for end in ends] == ["busy", "finished"]
 
@@ -170,7 +170,7 @@ def test_a_child_that_is_asked_to_end_saves_and_its_run_goes_on(tmp_path):
     recorder = Recorder()
     with Processes(1) as pool:
         runner = Runner(output=tmp_path / "runs", listener=recorder)
-        (end,) = execute_on(Workers(executor=pool), runner, tiny(rule=once))
+        (end,) = execute_on(ProcessPool(executor=pool), runner, tiny(rule=once))
     assert end.outcome == "finished"
     asked, resumed = recorder.messages
     assert "was asked to stop, and saved. Trying once more." in asked

@@ -5,7 +5,7 @@ import json
 import logging
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -57,7 +57,6 @@ PARTS = {
     "timing",
 }
 """What the scripts import."""
-NUMBERS = ("seconds_per_round", "samples_per_second", "times_ours")
 
 
 @pytest.fixture
@@ -144,41 +143,9 @@ def test_a_curve_and_plain_loops_are_the_same_in_miniature(script, load, tmp_pat
     assert curve == [[plain[number, seed] for seed in (0, 1)] for number in (1, 2)]
 
 
-def test_the_jobs_of_the_simulators_bench_train(script, load, tmp_path, monkeypatch):
-    bench = load("bench_engine")
-    found = []
-
-    def measured(model, jobs, repeats):
-        for name, make in jobs.items():
-            one_round = make()
-            for _ in range(repeats):
-                one_round()
-            found.append((model, name))
-        return [{"model": model, "loop": "none", **dict.fromkeys(NUMBERS, 1.0)}]
-
-    monkeypatch.setattr(bench, "measured", measured)
-    monkeypatch.setattr(bench, "make_environment", lambda: "not wanted")
-    target = tmp_path / "result.json"
-    assert script("bench_engine", f"--models mlp --repeats 2 -o {target}") == 0
-    assert found == [("mlp", "outvote"), ("mlp", "plain PyTorch")]
-    assert json.loads(target.read_text())["rows"]
-
-
-def test_large_gradients_are_measured_in_miniature(script, capsys):
-    script("bench_rules", "--large --dim 3000 --clients 6 --repeats 1")
-    assert "gas(multi-krum, num_groups=1000)" in capsys.readouterr().out
-
-
 def test_memory_is_measured(script, capsys):
     script("bench_rules", "--memory median random 5 100000 cpu")
     assert 0 <= float(capsys.readouterr().out) < 20
-
-
-def test_slopes_of_the_cost_are_those_of_powers(load):
-    bench = load("bench_cost")
-    sizes = [10, 20, 40]
-    for power in (0, 1, 2):
-        assert bench.slope(sizes, [3 * size**power for size in sizes]) == pytest.approx(power)
 
 
 def test_the_steps_of_the_cost_are_put_back_and_add_up(load):
@@ -264,80 +231,6 @@ def test_a_race_has_a_table_with_everyone(script, load, monkeypatch, tmp_path, c
     assert all(f"| {name}" in printed for name in names.split())
 
 
-def test_a_contestant_that_fails_does_not_stop_the_race(load, monkeypatch):
-    race = load("race")
-    in_process(race, monkeypatch)
-
-    def execute(contestant, work, _python, _limit):
-        if contestant.module == "race_plain":
-            raise race.CannotRunError("failed: on purpose")
-        return {"seconds": [0.5, 0.5], "samples": 10, "federations": 1, "accuracy": 0.5} | {
-            "rule": work.rule,
-            "versions": {},
-            "differs": "",
-        }
-
-    monkeypatch.setattr(race, "execute", execute)
-    options = race.parse(f"{TINY_RACE} --repeats 3 --contestants plain outvote".split())
-    plain, outvote = race.Race(race.work_of(options), options).run()
-    assert plain == {"contestant": "plain", "reason": "failed: on purpose"}
-    assert (outvote["samples_per_second"], outvote["repeats"]) == (20.0, 3)
-    assert outvote["rounds_per_second"] == 2.0
-
-
-@pytest.mark.parametrize(
-    ("does", "reason"),
-    [
-        ("echo first >&2; echo the reason >&2; exit 3", "failed: the reason"),
-        (
-            "echo ValueError: why >&2; echo a.ChildFailedError: >&2; echo ==== >&2; exit 1",
-            "failed: ValueError: why",
-        ),
-        ("exit 0", "failed: no reason was printed"),
-        ("exec sleep 20", "not done after 0.2 seconds"),
-    ],
-)
-def test_why_a_contestant_has_no_result(does, reason, load, tmp_path):
-    race, program = load("race"), tmp_path / "python"
-    program.write_text(f"#!/bin/sh\n{does}\n")
-    program.chmod(0o700)
-    work = race.work_of(race.parse(TINY_RACE.split()))
-    limit = 0.2 if "sleep" in does else 20
-    with pytest.raises(race.CannotRunError, match=f"^{reason}$"):
-        race.execute(race.Contestant(module="race_plain"), work, str(program), limit)
-
-
-def test_the_program_of_a_contestant_reads_its_work_and_writes_a_result(script, load, tmp_path):
-    race, race_work = load("race"), load("race_work")
-    work = race.work_of(race.parse(TINY_RACE.split()))
-    copying = tmp_path / "python"
-    copying.write_text('#!/bin/sh\ncp "$3" "$4"\n')
-    copying.chmod(0o700)
-    given = race.execute(race.Contestant(module="race_plain"), work, str(copying), 20)
-    assert given == asdict(work)
-    there, target = tmp_path / "work.json", tmp_path / "result.json"
-    there.write_text(race_work.write_work(work))
-    script("race_work", f"race_plain {there} {target}")
-    found = json.loads(target.read_text())
-    assert (found["samples"], len(found["seconds"])) == (100, 1)
-
-
-def test_the_race_shows_the_fastest_way(load):
-    race = load("race")
-    options = race.parse([*TINY_RACE.split(), "--contestants", "pfl"])
-    one = race.Race(race.work_of(options), options)
-    every = {"contestant": "pfl", "samples": 10, "federations": 1, "rule": "mean", "accuracy": 0.5}
-    every |= {"versions": {}, "differs": ""}
-    for way, speeds in {(1, 1): [3.0, 1.0, 9.0], (1, 2): [4.0, 5.0, 2.0]}.items():
-        about = {"threads": way[0], "processes": way[1]}
-        one.measured += [every | about | {"samples_per_second": speed} for speed in speeds]
-    row = one.row("pfl")
-    assert (row["threads"], row["processes"], row["samples_per_second"]) == (1, 2, 4.0)
-    assert row["slowest_and_fastest"] == [2.0, 5.0]
-    assert race.CONTESTANTS["pfl"].ways(2, "cpu") == [(1, 1), (2, 1), (1, 2)]
-    assert race.CONTESTANTS["flower"].ways(2, "cpu") == [(1, 2)]
-
-
 def test_plain_loops_and_the_library_train_alike(load):
     work = load("race_work").Work(samples=2000, clients=5, assumed_byzantine=1, rounds=2)
     found = {
@@ -365,12 +258,6 @@ def test_flowers_client_and_strategy_make_a_round(load):
     after, _ = strategy.aggregate_train(1, replies)
     before = race_work.accuracy(work, work.network().state_dict())
     assert race_work.accuracy(work, after.to_torch_state_dict()) > before + 0.1
-
-
-def test_the_other_contestants_are_imported_without_their_libraries(load):
-    work = load("race_work").Work(assumed_byzantine=3)
-    assert load("race_byzfl").rule_of(work)["aggregator_info"]["parameters"] == {"f": 3}
-    assert load("race_pfl").RULE == "mean"
 
 
 @pytest.mark.slow
@@ -411,10 +298,3 @@ def test_a_script_runs_with_byzfl(words, tmp_path):
     if "could not be installed" in done.stdout:
         pytest.skip(done.stdout.splitlines()[0])
     assert json.loads(target.read_text())["rows"]
-
-
-@pytest.mark.slow
-def test_memory_is_measured_in_a_process_of_its_own(load):
-    bench = load("bench_rules")
-    extra = bench.extra_memory("median", "random", 5, 100_000, torch.device("cpu"))
-    assert 0 <= extra < 20

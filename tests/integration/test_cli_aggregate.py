@@ -47,7 +47,14 @@ def test_the_table_and_the_json_hold_the_verdict(capsys, folder):
     words = ["aggregate", folder, "--rule", RULE, "--num-byzantine", 2, "--seed", 3]
     output = folder.parent / "out.safetensors"
     table = run(capsys, *words, "-o", output)
-    for text in ("client-2", "dropped", "f assumed 2, used 2 of 7", "groups 5", "seed 3", "steps"):
+    for text in (
+        "client-2",
+        "dropped",
+        "assumed 2 Byzantine of 7 clients",
+        "groups 5",
+        "seed 3",
+        "steps",
+    ):
         assert text in table.out
     found = run(capsys, *words, "-o", output, "--json").json
     rows = [dict(sorted(floats_of(update).items())) for update in updates]

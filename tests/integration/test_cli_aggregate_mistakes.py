@@ -26,7 +26,7 @@ def test_too_many_byzantine_clients_are_refused_or_lowered_visibly(capsys, folde
     run(capsys, *words).assert_fails(2, "at most 1", "of 7", "got 3", "--when-too-many lower")
     assert not output.exists()
     result = run(capsys, *words, "--when-too-many", "lower")
-    assert "f assumed 3, used 1 of 7" in result.out
+    assert "assumed 1 Byzantine of 7 clients" in result.out
     assert output.exists()
 
 

@@ -168,7 +168,7 @@ def test_stress_fails_when_nothing_can_be_measured(capsys, mine):
     [
         (["Raises"], ["median"], "{mine}:Raises failed: RuntimeError: no idea"),
         (["Raises", "lie"], ["median", "mean"], "{mine}:Raises failed: RuntimeError: no idea"),
-        (["Threes", "lie"], ["FailsFor3"], "{mine}:FailsFor3 under {mine}:Threes failed: "),
+        (["Threes", "lie"], ["FailsFor3"], "{mine}:FailsFor3 failed with {mine}:Threes: "),
         (["ipm"], ["Broken"], "{mine}:Broken failed: RuntimeError: out of order"),
     ],
 )
@@ -227,15 +227,3 @@ def test_a_wide_table_is_cut_into_blocks_that_fit(monkeypatch):
     assert [name for block in blocks for name in block] == names
     # A name that is wider than the terminal still gets a table of its own.
     assert stress.blocks_of(["x" * 80, "y"], {}, 20) == [["x" * 80], ["y"]]
-
-
-def test_progress_goes_to_stderr(capsys):
-    from outvote.cli.stress import _progress
-
-    assert _progress(is_terminal=False) is None
-    show = _progress(is_terminal=True)
-    show(1, 2)
-    show(2, 2)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "\r1 of 2 cells\r2 of 2 cells\r" in captured.err

@@ -65,13 +65,6 @@ def test_a_damaged_file_is_work_that_failed(capsys, small, root):
     assert [path for path, _ in small.asked[4:]] == [f"/{path.name}"]
 
 
-def test_the_embedded_dataset_needs_no_fetching(capsys):
-    for verb in ("fetch", "verify"):
-        result = run(capsys, "data", verb, "fashion-mnist-small")
-        assert result.code == 0
-        assert "6,000 + 2,000" in result.out
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -87,12 +80,6 @@ def test_the_embedded_dataset_needs_no_fetching(capsys):
 )
 def test_a_mistake_of_the_user_is_reported_in_one_line(capsys, words, expected):
     run(capsys, "data", *words).assert_fails(2, *expected)
-
-
-def test_without_a_verb_there_is_help(capsys):
-    result = run(capsys, "data")
-    assert result.code == 0
-    assert "verify" in result.out
 
 
 def test_nothing_is_left_where_nothing_can_be_written(capsys, small, root):

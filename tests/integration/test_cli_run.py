@@ -1,16 +1,12 @@
 """`outvote run` and `outvote demo` from the outside."""
 
-import io
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
 
 from command_line import run
 from outvote.cli import demo, run_plan
-from outvote.cli.progress import Bars
-from outvote.experiment.listener import RoundProgress
 from outvote.experiment.plan import RunEnd
 from outvote.results.folder import find_runs
 from outvote.suites.suite import read_suite
@@ -35,21 +31,12 @@ def config(tmp_path):
     return path
 
 
-def test_run_prints_one_row_per_run_and_where_the_results_are(capsys, config, tmp_path):
+def test_run_prints_a_table_and_where_the_results_are(capsys, config, tmp_path):
     result = run(capsys, "run", config, "-o", tmp_path / "runs", "--set", "data.min_size=1")
     assert (result.code, result.err) == (0, "")
-    for words in (
-        "rule",
-        "attack",
-        "best",
-        "final",
-        "last 10",
-        "Byzantine selection rate",
-        "gas(median)",
-    ):
-        assert words in result.out
-    assert f"Results: {tmp_path / 'runs' / 'small'}" in result.out
-    assert "outcome" not in result.out
+    table = run(capsys, "table", tmp_path / "runs", "--format", "text").out
+    assert result.out.startswith(table)
+    assert f"2 of 2 runs are over. Results: {tmp_path / 'runs' / 'small'}" in result.out
     assert len(find_runs(tmp_path / "runs")) == 2
 
 
@@ -72,13 +59,6 @@ def test_run_takes_seeds_and_processes_and_a_dry_run_knows_what_is_done(capsys, 
     left = run(capsys, *words, "--seeds", "3", "--dry-run", "--json").json
     assert (left["counts"]["finished"], left["counts"]["to_do"]) == (2, 1)
     assert left["seconds"] is not None
-
-
-def test_run_shows_the_settings_that_differ(capsys, config, tmp_path):
-    words = ["--set", "seed=[0, 1]", "--set", "rule=mean", "-o", tmp_path]
-    result = run(capsys, "run", config, *words)
-    titles = result.out.splitlines()[1].split()
-    assert titles[:4] == ["rule", "attack", "seed", "best"]
 
 
 def test_run_prints_json_for_programs(capsys, config, tmp_path):
@@ -111,7 +91,7 @@ def test_run_ends_with_1_and_one_line_for_each_run_that_failed(capsys, config, t
     assert result.code == 1
     assert result.err.count("\n") == 1
     assert "failed: ValueError" in result.err
-    assert "failed" in result.out
+    assert "1 of 2 runs are over" in result.out
 
 
 FAILING = """
@@ -145,12 +125,6 @@ def test_debug_prints_the_traceback_of_a_run_that_failed(capsys, config, tmp_pat
     assert "Traceback (most recent call last):" in result.err
     assert "return {}[1]" in result.err
     assert "failed: KeyError: 1 (failing.py, line 7)." in result.err
-
-
-def test_what_is_not_known_is_a_dash_as_in_tables(capsys, config, tmp_path):
-    words = ["--set", "rule=mean", "--set", "attack=none", "-o", tmp_path]
-    result = run(capsys, "run", config, *words)
-    assert "–" in next(line for line in result.out.splitlines() if line.split()[:1] == ["mean"])
 
 
 @pytest.mark.parametrize(
@@ -193,12 +167,6 @@ def test_data_that_is_not_there_is_one_line_before_anything_is_run(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_one_line_and_exit_code_2(capsys, config, tmp_path):
-    (tmp_path / "small").write_text("a file")
-    result = run(capsys, "run", config, "-o", tmp_path)
-    result.assert_fails(2, "could not be written", str(tmp_path / "small"))
-
-
 def test_the_demo_in_small_has_all_rules_under_all_attacks(capsys, tmp_path):
     result = run(capsys, "demo", "-o", tmp_path, *SMALL_DEMO)
     assert (result.code, result.err) == (0, "")
@@ -211,15 +179,7 @@ def test_the_demo_in_small_has_all_rules_under_all_attacks(capsys, tmp_path):
     page = tmp_path / "demo" / "report.html"
     assert str(page) in result.out
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    found = run(capsys, "demo", "-o", tmp_path, *SMALL_DEMO, "--json").json
-    assert len(found) == 15
-    last = {(each["rule"], each["attack"]): 100 * each["last_ten"] for each in found}
-    for other in ("krum", "mean"):
-        gains = ", ".join(
-            f"{attack} {last['gas(krum)', attack] - last[other, attack]:+.1f}"
-            for attack in part.texts("attack")
-        )
-        assert f"\nGain of gas(krum) over {other}, in points: {gains}\n" in result.out
+    assert len(run(capsys, "demo", "-o", tmp_path, *SMALL_DEMO, "--json").json) == 15
 
 
 @pytest.mark.slow
@@ -266,41 +226,6 @@ def test_the_demo_has_a_fifth_of_byzantine_clients_on_data_that_differs():
     assert [rule for rule in rules if rule.startswith("gas")] == [
         f"gas({rule})" for rule in rules[1::2]
     ]
-
-
-def test_the_demo_asks_all_clients_and_attacks_on_the_authors_side():
-    """Where GAS gains most: study/results/README.md."""
-    (part,) = read_suite("demo").parts
-    assert part.rows[0] == "mean"
-    assert part.settings["federation"]["sampled"] == 1.0
-    assert part.texts("attack") == ["none", "lie(sign=1)", "bit-flip"]
-
-
-def test_the_bars_show_rounds_accuracy_and_speed():
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(record=True, width=150, file=io.StringIO())
-    with Progress("{task.description} {task.fields[note]}", console=console) as progress:
-        bars = Bars(progress)
-        bars.on_plan(10)
-        accuracies = (0.5, 0.7)
-        bars.on_round(
-            RoundProgress(
-                round=3,
-                num_rounds=5,
-                num_runs=2,
-                accuracies=accuracies,
-                num_samples=900,
-                seconds=0.5,
-            )
-        )
-        (job,) = tiny().jobs(Path())
-        bars.on_end(RunEnd(job=job, outcome="failed", reason="no idea"))
-        tasks = {task.description: task for task in progress.tasks}
-    assert (tasks["all runs"].completed, tasks["all runs"].total) == (2, 10)
-    assert tasks["2 runs, round"].fields["note"] == "accuracy 0.500 to 0.700, 1,800 samples/s"
-    assert "failed: no idea" in console.export_text()
 
 
 def test_an_assumed_byzantine_majority_is_one_line_of_warning(capsys, config, tmp_path):

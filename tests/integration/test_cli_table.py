@@ -1,16 +1,13 @@
 """`outvote table` and `outvote plot`: from folders and exports, to the terminal and to files."""
 
-import csv
-import io
 import sys
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from command_line import run
-from made_results import ENVIRONMENT, reseal, write_store
-from outvote.cli import plot, table
+from made_results import reseal, write_store
+from outvote.cli import table
 from outvote.results.audit_log import AuditRound, ClientRecord, Manifest
 
 OWN = """
@@ -52,28 +49,6 @@ def test_folders_and_their_export_give_the_same_bytes(format_, store, tmp_path, 
     assert run(capsys, "table", export, *words, "-o", second).code == 0
     assert first.read_bytes() == second.read_bytes()
     assert first.read_text(encoding="utf-8") == run(capsys, "table", export, *words).out
-
-
-def test_csv_of_several_protocols_names_them_and_states_it_beside_the_file(tmp_path, capsys):
-    settings = {"rule": "median", "attack": ["lie", "none"], "rounds": 2}
-    write_store(tmp_path / "a", settings, seeds=1)
-    assert run(capsys, "table", tmp_path, "--format", "csv").err == ""
-    newer = msgspec.structs.replace(ENVIRONMENT, protocol=2)
-    write_store(tmp_path / "b", settings | {"attack": "ipm"}, seeds=1, environment=newer)
-    done = run(capsys, "table", tmp_path, "--format", "csv")
-    assert done.err == "Protocols: 1, 2; the same seed draws other random splits in each.\n"
-    rows = list(csv.DictReader(io.StringIO(done.out)))
-    assert {row["value"]: row["protocols"] for row in rows} == {"lie": "1", "none": "1", "ipm": "2"}
-    file = tmp_path / "table.csv"
-    assert run(capsys, "table", tmp_path, "--format", "csv", "-o", file).err == done.err
-    assert file.read_text(encoding="utf-8") == done.out
-
-
-def test_json_is_the_format_json(store, capsys):
-    done = run(capsys, "table", store, "--json")
-    assert done.out == run(capsys, "table", store, "--format", "json").out
-    assert len(done.json["cells"]) == 3 * 24 + 15
-    assert {cell["num_seeds"] for cell in done.json["cells"] if cell["part"] == "main"} == {2}
 
 
 def test_metrics_and_parts_can_be_chosen(store, capsys):
@@ -190,11 +165,3 @@ def test_without_matplotlib_the_pip_line_is_printed(store, tmp_path, capsys, mon
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = run(capsys, "plot", store, "--kind", "curves", "-o", tmp_path / "x.png")
     done.assert_fails(2, "pip install 'outvote[plots]'")
-
-
-def test_the_page_names_every_option_format_metric_and_kind():
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "tables.md").read_text()
-    options = [param.opts[-1] for verb in (plot, table) for param in verb.command.params]
-    words = {*options} - {"paths", "--debug"}
-    for word in (*words, *table.METRICS, *table.FORMATS, *plot.KINDS, *plot.FORMATS):
-        assert f"`{word}" in page or f"`.{word}`" in page, word

@@ -54,12 +54,6 @@ def test_a_table_on_a_terminal_has_the_numbers_of_markdown(capsys, store):
     assert set(numbers) <= set(re.findall(r"\d+\.\d+", drawn))
 
 
-def test_a_file_gets_markdown_also_from_a_terminal(capsys, store, tmp_path, terminal):
-    path = tmp_path / "table.md"
-    assert run(capsys, "table", store, "-o", path).out == ""
-    assert "| rule |" in path.read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     "words",
     [

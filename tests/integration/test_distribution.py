@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import outvote
+
 ROOT = Path(__file__).parents[2]
 MODULES = {path.relative_to(ROOT / "src") for path in (ROOT / "src").rglob("*.py")}
 CODE = """
@@ -28,6 +30,11 @@ def test_the_sdist_names_only_what_exists():
     paths = re.findall(r'"/(.*?)"', included)
     assert {"src", "tests", "docs", "scripts", "Makefile", "README.md"} <= set(paths)
     assert all((ROOT / path).exists() for path in paths)
+
+
+def test_the_citation_has_this_version():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {outvote.__version__}\n" in citation
 
 
 def call(*words, cwd, **options):

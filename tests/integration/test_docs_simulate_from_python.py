@@ -12,7 +12,6 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 import outvote as ov
@@ -68,12 +67,6 @@ def numbers(folder):
     names = ("metrics.jsonl", "checkpoint.safetensors")
     files = (path for name in names for path in folder.rglob(name))
     return {path.relative_to(folder): path.read_bytes() for path in files}
-
-
-@pytest.mark.parametrize("script", [TABLE, TEXT], ids=["table", "text"])
-def test_an_example_has_at_most_twenty_lines(script):
-    assert len([line for line in script.splitlines() if line.strip()]) <= 20
-    assert all(len(line) <= 100 for line in script.splitlines())
 
 
 def test_an_example_runs_as_it_stands(tmp_path, monkeypatch, capsys):
@@ -228,18 +221,3 @@ def test_weights_and_biases_gets_every_round(monkeypatch):
     assert begun[0]["config"] == {"rule": "median", "attack": "ipm", "seed": 0}
     assert [step for step, _ in logged] == [1, 2, 3]
     assert logged[-1][1]["accuracy"] == run.series.accuracy[-1]
-
-
-@pytest.mark.parametrize("block", [TENSORBOARD, WANDB])
-def test_a_callback_has_about_ten_lines(block):
-    assert len([line for line in block.splitlines() if line.strip()]) <= 12
-
-
-def test_a_finished_run_is_read_whatever_the_device(tmp_path):
-    (first,) = ov.simulate(net, (X, Y), (X, Y), **SMALL, output=tmp_path, device="cpu")
-    seen = []
-    device = torch.device("cpu", 0)
-    (again,) = ov.simulate(
-        net, (X, Y), (X, Y), **SMALL, output=tmp_path, device=str(device), callbacks=seen.append
-    )
-    assert (again.name, seen) == (first.name, [])

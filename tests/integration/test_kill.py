@@ -1,6 +1,5 @@
 """The program is killed, and goes on as if nothing had happened."""
 
-import json
 import random
 import signal
 import subprocess
@@ -100,35 +99,3 @@ def test_killed_at_random_rounds_it_ends_the_same_to_the_last_bit(
     assert kill_at(config, tmp_path / "killed", targets, chance) > 0, (seed, targets)
     assert len(undisturbed) == 4
     assert results(tmp_path / "killed") == undisturbed, (seed, targets)
-
-
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
-def test_a_signal_finishes_the_round_saves_and_prints_how_to_resume(
-    config, tmp_path, undisturbed, number
-):
-    output = tmp_path / "stopped"
-    process = start(config, output, "--checkpoint-every", "1000")
-    wait_for_round(process, output, 2)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, err
-    assert "stopped and saved; to resume: outvote run" in err
-    assert "interrupted" in out
-    states = [json.loads(path.read_text()) for path in output.glob("*/*/status.json")]
-    assert {state["outcome"] for state in states} == {"interrupted"}
-    assert len({state["round"] for state in states}) == 1
-    finish(config, output)
-    assert results(output) == undisturbed
-
-
-@pytest.mark.slow  # test_runner.py has a run that another process works on.
-def test_two_programs_on_the_same_folder_do_not_harm_it(config, tmp_path, undisturbed):
-    output = tmp_path / "shared"
-    for process in [start(config, output), start(config, output)]:
-        _, err = process.communicate(timeout=120)
-        # One that found some runs taken prints it.
-        assert process.returncode == 0 or "another process works on" in err
-    finish(config, output)
-    assert results(output) == undisturbed

@@ -36,7 +36,7 @@ def test_a_job_with_a_nan_site_ends_well_and_names_it(workflow, tmp_path):
     for each in rounds:
         assert each.is_updated
         standings = {client.client: client for client in each.clients}
-        assert sorted(standings) == [f"site-{k}" for k in range(1, 7)]
+        assert sorted(standings) == [f"site-{k}" for k in range(1, 9)]
         assert standings["site-2"].standing == "malformed"
         assert "NaN" in standings["site-2"].reason
         assert standings["site-4"].kept is False

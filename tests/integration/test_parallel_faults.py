@@ -9,7 +9,7 @@ import pytest
 
 from outvote.experiment.processes import ProcessEnded, Processes
 from outvote.experiment.runner import Runner
-from outvote.experiment.scheduler import Workers, execute_on, stop_file
+from outvote.experiment.scheduler import ProcessPool, execute_on, stop_file
 from outvote.results import disk
 from outvote.results.disk import StoreError
 from outvote.results.folder import find_runs
@@ -37,7 +37,7 @@ class Deadly(ThreadPoolExecutor):
 
 
 def execute_by(executor, output, **how):
-    return execute_on(Workers(executor=executor), Runner(output=output, **how), tiny(**THREE))
+    return execute_on(ProcessPool(executor=executor), Runner(output=output, **how), tiny(**THREE))
 
 
 def test_a_store_that_cannot_be_made_is_reported_in_one_sentence(tmp_path):

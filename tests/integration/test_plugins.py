@@ -239,12 +239,6 @@ def test_a_name_of_two_packages_is_an_error(site, capsys):
     run(capsys, "stress", "--attack", "thing").assert_fails(2, "bad_one 0.1 and bad_two 0.1")
 
 
-def test_the_page_shows_the_entry_points_of_the_example():
-    page = (ROOT / "docs" / "how-to" / "plugins.md").read_text()
-    (shown,) = [each.split("```")[0] for each in page.split("```toml\n")[1:]]
-    assert shown.strip() in (EXAMPLE / "pyproject.toml").read_text()
-
-
 def test_simulate_takes_names_and_objects_of_packages(plugin):
     rules = ["smallest-ball", ov.make_rule("gas(smallest-ball, num_groups=3)")]
     runs = ov.simulate(

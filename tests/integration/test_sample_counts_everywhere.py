@@ -11,6 +11,7 @@ import outvote as ov
 from bad_replies import arrays_of, content_of, record_of, run_round
 from command_line import run
 from flower_small import NODES, grid_of, strategy_of
+from outvote.files import StreamingAggregator
 from outvote.flower.node_metrics import average_metrics
 from simulations import execute, tiny
 from update_files import fill, floats_of, updates_of
@@ -36,6 +37,30 @@ def test_files_are_weighed_as_rows_are(capsys, tmp_path, rule):
     wanted = ov.make_rule(rule)(rows, num_byzantine=f, seed=3, sample_counts=COUNTS)
     found = load_file(output)
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+# Nine clients claim 10 samples and send 0; the last one claims a billion and sends 1.
+CLAIMS = [10] * 9 + [10**9]
+DIMS = {"in memory": 20, "streamed": 5000}
+
+
+@pytest.mark.parametrize("dim", DIMS.values(), ids=DIMS)
+def test_a_claim_in_a_file_counts_three_times_at_most(tmp_path, dim):
+    fill(tmp_path, [{"w": torch.full((dim,), float(k == 9))} for k in range(10)])
+    counts = {f"client-{k}": claim for k, claim in enumerate(CLAIMS)}
+    found = ov.aggregate_files(tmp_path, rule="mean", sample_counts=counts)
+    np.testing.assert_allclose(found.update["w"], 3 / 12)
+    assert any("client-9" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("dim", DIMS.values(), ids=DIMS)
+@pytest.mark.parametrize("cap", [1, 1.5, 3, 100])
+def test_a_claim_in_a_stream_counts_as_often_as_the_cap(dim, cap):
+    rows = [np.full(dim, float(k == 9)) for k in range(10)]
+    streaming = StreamingAggregator("mean", rows, sample_counts=CLAIMS, count_cap=cap)
+    assert streaming.verdict().weights[9] == pytest.approx(cap / (9 + cap))
+    update = torch.cat([values.clone() for _, values in streaming.update()])
+    np.testing.assert_allclose(update, cap / (9 + cap))
 
 
 @pytest.mark.parametrize(

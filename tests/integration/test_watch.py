@@ -80,31 +80,6 @@ def test_the_page_waits_for_the_first_run_and_follows(tmp_path):
         assert "<dt>Rounds</dt><dd>80</dd>" in ask(server)[1]
 
 
-def test_a_page_is_not_made_again_for_what_it_does_not_show(tmp_path, monkeypatch):
-    write_store(tmp_path / "runs", SETTINGS, seeds=1)
-    made, real = [], watch.report_page
-    monkeypatch.setattr(
-        watch, "report_page", lambda *given, **more: made.append(1) or real(*given, **more)
-    )
-    with serving(tmp_path / "runs") as server:
-        first = version_of(server)
-        (tmp_path / "runs" / "checkpoint.safetensors").write_bytes(b"0")
-        (tmp_path / "runs" / ".new").mkdir()
-        (tmp_path / "runs" / ".new" / "metrics.jsonl").write_bytes(b"0")
-        assert version_of(server) == first
-        ask(server)
-        assert len(made) == 1
-
-
-def test_a_page_that_takes_long_is_made_less_often(tmp_path, monkeypatch):
-    monkeypatch.setattr(watch, "LEAST_SECONDS", 1000.0)
-    write_store(tmp_path / "runs", SETTINGS, seeds=1, rounds=5)
-    with serving(tmp_path / "runs") as server:
-        first = version_of(server)
-        replaced(tmp_path / "runs", seeds=1)
-        assert version_of(server) == first
-
-
 def test_only_who_knows_the_address_sees_the_page(tmp_path):
     write_store(tmp_path / "runs", SETTINGS, seeds=1)
     with serving(tmp_path / "runs") as server:
@@ -145,19 +120,6 @@ def test_what_fails_is_answered_and_the_server_goes_on(tmp_path, monkeypatch):
             patch.setattr(watch, "collect", lambda *_: 1 / 0)
             assert ask(server)[:2] == (500, "ZeroDivisionError: division by zero\n")
         assert ask(server)[0] == 200
-
-
-def test_damaged_runs_are_named_once(tmp_path):
-    write_store(tmp_path / "runs", SETTINGS, seeds=1)
-    (broken,) = tmp_path.glob("runs/*/gas-median-lie*")
-    (broken / "metrics.jsonl").write_bytes(b"{")
-    warned = []
-    page = WatchedPage([tmp_path / "runs"], warn=warned.append)
-    first = page.current()[0]
-    (broken / "metrics.jsonl").write_bytes(b"{{")
-    assert page.current()[0] != first
-    assert len(warned) == 1
-    assert broken.name in warned[0]
 
 
 def records(number):

@@ -57,6 +57,25 @@ def test_the_geometric_median_near_a_client_is_found_despite_a_client_at_1e8(dev
     assert there < 1e-9 < near < 1e-3
 
 
+@pytest.mark.parametrize("tolerance", [1e-13, 1e-3, 0.1])
+@pytest.mark.parametrize("other", ["one_huge_row", "nearly_duplicated", "heterogeneous"])
+def test_the_geometric_median_of_a_group_does_not_depend_on_the_other_groups(
+    tolerance, other, device
+):
+    rule = ov.GeometricMedian(tolerance=tolerance)
+    for seed in range(8):
+        parts = make_rows("normal", 9, 24, seed), make_rows(other, 9, 24, seed)
+        alone = [inspect(rule, part, device).scores for part in parts]
+        found = inspect(
+            ov.GAS(rule, num_groups=2),
+            np.concatenate(parts, axis=1),
+            device,
+            num_byzantine=1,
+            groups=[range(24), range(24, 48)],
+        )
+        np.testing.assert_allclose(found.scores, sum(alone), rtol=1e-9)
+
+
 # The same inputs in every run: a slow test checks that they are clear.
 SIZES = ((5, 40), (8, 100), (9, 7))
 NUM_GROUPS = (1, 7, 20)

@@ -89,6 +89,16 @@ def test_foolsgold_gives_nothing_to_clients_that_are_all_alike(normalise, device
     np.testing.assert_array_equal(update, np.zeros(7))
 
 
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_foolsgold_takes_no_step_where_every_client_has_a_copy(seed, dtype, device):
+    rows = np.random.default_rng(seed).normal(size=(5, 50)).astype(dtype)
+    X = np.concatenate([rows, 3 * rows[::-1]])
+    verdict = inspect(ov.FoolsGold(), X, device, num_byzantine=0)
+    np.testing.assert_array_equal(update_of(verdict), np.zeros(50))
+    assert verdict.kept == []
+
+
 def test_fltrust_trusts_nobody_against_the_reference_and_takes_no_step(device):
     X = -np.abs(np.random.default_rng(0).normal(size=(4, 3)))
     X[1] = 0
@@ -112,6 +122,14 @@ def test_signguard_with_the_whole_window_agrees_with_its_oracle(family, n, d, se
     verdict = inspect(ov.SignGuard(window=1.0), X, device, num_byzantine=0, seed=seed)
     assert verdict.kept == kept
     assert_agrees(verdict, expected, X)
+
+
+def test_signguard_keeps_the_clients_that_send_zeros_where_most_do(device):
+    X = np.zeros((7, 20))
+    X[0], X[1] = 1, -2
+    verdict = inspect(ov.SignGuard(), X, device, num_byzantine=2, seed=0)
+    assert verdict.kept == [2, 3, 4, 5, 6]
+    np.testing.assert_array_equal(update_of(verdict), np.zeros(20))
 
 
 @pytest.mark.parametrize("seed", range(6))

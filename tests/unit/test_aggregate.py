@@ -5,18 +5,18 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from outvote.ops.distances import CancellationCheck
 
 import outvote as ov
 import outvote.rules.aggregate
 import outvote.rules.groups
 from outvote.ops import is_for_kernels
-from outvote.ops.distances import CancellationCheck
 from outvote.rules.aggregate import aggregate, aggregate_later
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.groups import SplitAhead
-from outvote.rules.values import UsualRows, are_looked_at_later, row_facts
 from outvote.rules.rule import RoundInfo
 from outvote.rules.split import IndexBlock, Split
+from outvote.rules.values import UsualRows, are_looked_at_later, row_facts
 from outvote.seeding import RandomStream
 
 SPECS = [

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote.attacks.context import PIECE, AttackContext
+from outvote.attacks.context import AttackContext
 from outvote.attacks.run_attack import run_attack
-from outvote.attacks.statistics import inner_products
 from outvote.ops.memory import fresh
+from outvote.ops.moments import PIECE, inner_products
 from outvote.seeding import RandomStream
 
 H = np.random.default_rng(3).normal(size=(8, 6)) + 1

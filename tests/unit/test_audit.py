@@ -98,13 +98,6 @@ def test_the_error_is_that_of_ranks_drawn_by_chance():
     assert found.lower_bound == pytest.approx(1 - 1 / 6)
 
 
-def test_few_rounds_are_little_evidence():
-    """b is worst once, c is worst but one in forty rounds: c stands above b."""
-    scores = [[1.0, 9.0, 2.0, NAN, NAN]] + [[1.0, NAN, 8.0, 0.5, 9.0]] * 40
-    marks = [[K, D, K, 0, 0]] + [[K, 0, K, K, D]] * 40
-    assert [each.client for each in client_summaries(made(scores, marks))][:3] == ["e", "c", "b"]
-
-
 def test_who_is_steadily_worst_stands_out_and_who_is_so_once_does_not():
     """The error of eight clients is 0.327 / sqrt(rounds): h stands out from 4 on, g from 8."""
     scores, marks = [list(range(8))], [[K] * 7 + [D]]
@@ -174,24 +167,6 @@ def test_malformed_replies_and_outliers_are_counted_apart_from_being_outvoted(tm
         assert column in head
 
 
-def test_an_audit_states_that_dropping_alone_proves_nothing(tmp_path, capsys):
-    write_log(tmp_path, production(8))
-    out = run(capsys, "audit", tmp_path).out
-    assert "The rule dropped 2 clients in every round, whoever they were" in " ".join(out.split())
-    assert "an honest client with unusual data looks like an attacker" in " ".join(out.split())
-
-
-def test_with_few_rounds_an_audit_states_that_they_are_too_few(tmp_path, capsys):
-    write_log(tmp_path, production(3))
-    out = run(capsys, "audit", tmp_path).out
-    assert "Too few rounds to tell" in out
-    assert "three errors above 0.5:" not in out
-    write_log(tmp_path, production(10))
-    out = run(capsys, "audit", tmp_path).out
-    assert "Too few rounds" not in out
-    assert "More than three errors above 0.5: bad, eve." in out
-
-
 def test_text_json_and_page_have_the_same_findings(tmp_path, capsys):
     for num_rounds in (3, 8):
         write_log(tmp_path, production(num_rounds))
@@ -255,13 +230,6 @@ def test_a_run_has_the_same_as_its_arrays(tmp_path):
     np.testing.assert_array_equal(audit.is_received, arrays["is_sampled"])
     seen = arrays["is_sampled"].any(axis=0)
     np.testing.assert_array_equal(audit.is_byzantine[seen], arrays["is_byzantine"][seen])
-
-
-def test_byzantine_clients_of_a_run_stand_out(tmp_path):
-    settings = {"rule": "gas(median)", "attack": "lie", "rounds": 60}
-    (result,) = write_store(tmp_path, settings, seeds=1)
-    audit = audit_run(result)
-    assert detection(audit, client_summaries(audit)).top_precision > 0.7
 
 
 def test_a_rejected_client_of_a_run_is_marked(tmp_path):
@@ -349,10 +317,6 @@ def test_norms_and_cosines_of_a_log_are_medians(tmp_path, capsys):
     }
 
 
-def test_audits_without_norms_have_no_columns_for_them(log, capsys):
-    assert "cosine" not in run(capsys, "audit", log).out
-
-
 def test_a_log_is_read_while_it_is_written(tmp_path):
     write_log(tmp_path, [line(1, ClientRecord(client="ann", score=1.0, kept=True))])
     with (tmp_path / "audit.jsonl").open("ab") as file:
@@ -377,12 +341,6 @@ def test_a_damaged_line_hides_no_other_and_is_counted(tmp_path, capsys):
     found = run(capsys, "audit", tmp_path)
     assert found.code == 0
     assert "2 lines cannot be read" in found.err
-
-
-@pytest.mark.parametrize("number", [-1, 1 << 32])
-def test_a_round_that_no_page_can_hold_is_a_damaged_line(tmp_path, number):
-    write_log(tmp_path, [line(number, ClientRecord(client="ann", score=1.0, kept=True))])
-    assert audit_log(tmp_path).about["lines that cannot be read"] == 1
 
 
 def test_of_a_round_written_twice_the_last_counts(tmp_path):
@@ -452,14 +410,6 @@ def test_audit_of_one_run_lists_its_clients(suite, capsys, tmp_path):
     assert found_json["detection"]["num_byzantine"] <= 10
 
 
-def test_audit_of_a_run_without_an_attack_has_no_precision(tmp_path, capsys):
-    write_store(tmp_path, {"rule": "gas(median)", "attack": "none", "rounds": 3}, seeds=1)
-    found = run(capsys, "audit", tmp_path)
-    assert found.code == 0, found.err
-    assert "No attack; 80 % of what clients sent was kept." in found.out
-    assert "came from Byzantine" not in found.out
-
-
 def test_audit_of_a_log_names_the_one_who_was_dropped(log, capsys, tmp_path):
     found = run(capsys, "audit", log, "-o", tmp_path / "audit.html")
     assert found.code == 0, found.err
@@ -497,7 +447,7 @@ def test_audit_follows_a_log_until_it_is_stopped(log, capsys, monkeypatch):
 
 def test_audit_refuses_other_folders_in_one_line(tmp_path, suite, log, capsys):
     (tmp_path / "empty").mkdir()
-    run(capsys, "audit", tmp_path / "empty").assert_fails(2, "neither a run", "audit log")
+    run(capsys, "audit", tmp_path / "empty").assert_fails(2, "no run")
     run(capsys, "audit", tmp_path / "nowhere").assert_fails(2, "no folder", "nowhere")
     run(capsys, "audit", suite, "--run", "krum").assert_fails(2, "'krum'", "2 runs", "closest")
     names = [path.name for path in suite.iterdir()]
@@ -518,18 +468,6 @@ def test_audit_prints_long_and_broken_names_on_a_short_line(tmp_path, capsys):
     assert "eve Of 1 client" in found.out
     found_json = run(capsys, "audit", tmp_path / "log", "--json").json
     assert {each["client"] for each in found_json["clients"]} == set(names)
-
-
-def test_audit_prints_how_many_chance_alone_would_name(tmp_path, capsys):
-    """740 clients make one: 0.135 % of those all alike are three errors above 0.5."""
-
-    def printed(num):
-        clients = [ClientRecord(client=str(k), score=float(k), kept=True) for k in range(num)]
-        write_log(tmp_path / str(num), [line(k, *clients) for k in range(1, 10)])
-        return run(capsys, "audit", tmp_path / str(num)).out
-
-    assert "Of 50 clients all alike, chance alone would put fewer than one there." in printed(50)
-    assert "Of 1,600 clients all alike, chance alone would put about 2 there." in printed(1600)
 
 
 def test_audit_never_prints_control_characters_of_a_log(tmp_path, capsys):

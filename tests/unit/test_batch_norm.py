@@ -1,4 +1,4 @@
-"""Batch normalisation of many models, plain and fused with what follows, against torch's own."""
+"""Layers of many models and their gradients against torch's own."""
 
 import pytest
 import torch
@@ -7,10 +7,12 @@ from torch.nn import functional as F
 
 import outvote as ov
 from outvote.models.parts import Branches, Residual
+from outvote.ops import layers
+from outvote.ops.layers import norm_moments
+from outvote.ops.pooling import max_pool, window_of
 from outvote.training import fused_layers
-from outvote.training.batch_norm import Normalise, affine, moments
-from outvote.training.fused_layers import AddRelu, BiasRelu, FusedNorm, Join, Joined, MaxPool, Norm
-from outvote.training.stacked_model import Product, StackedModel
+from outvote.training.fused_layers import AddRelu, BiasRelu, FusedNorm, Join, Joined, Norm, Product
+from outvote.training.stacked_model import StackedModel
 from outvote.training.stacked_trainer import WeightStack
 
 EPSILON = 1e-5
@@ -88,42 +90,8 @@ class Case:
             _close(ours, theirs.grad, self.dtype, float(theirs.grad.abs().max()))
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("is_padded", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_samples_and_gradients_are_those_of_torch(
-    shape: tuple[int, ...], is_padded: bool, dtype: torch.dtype, device: torch.device
-) -> None:
-    case = Case(shape, dtype, is_padded)
-    images, factor, offset = (
-        values.to(device, copy=True) for values in (case.images, case.factor, case.offset)
-    )
-    images.requires_grad_()
-    targets = [torch.empty_like(factor), torch.empty_like(offset)]
-    is_there = case.is_there.to(device) if is_padded else None
-    found, mean, variance, size = Normalise.apply(
-        images, factor, offset, is_there, EPSILON, targets, _anchor()
-    )
-    assert found.dtype == dtype
-    (found.double() * case.outer.to(device)).sum().backward()
-    case.check(found, images, targets)
-    for k in range(shape[0]):
-        _close(mean[k], case.means[k], dtype)
-        _close(variance[k], case.variances[k], dtype)
-        assert float(size[k]) == int(case.is_there[k].sum()) * shape[2] * shape[3]
-
-
-needs_kernels = pytest.mark.skipif(
-    not fused_layers.is_usable(
-        torch.empty(0, device="cuda" if torch.cuda.is_available() else None)
-    ),
-    reason="needs a GPU, or Triton's interpreter",
-)
-
-
-@needs_kernels
 @pytest.mark.parametrize("follows", ["", "relu", "relu-pool"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("is_padded", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_fused_with_what_follows_it_is_that_of_torch(
@@ -132,14 +100,11 @@ def test_fused_with_what_follows_it_is_that_of_torch(
     case = Case(shape, dtype, is_padded, follows)
     images = case.images.to(device, copy=True).requires_grad_()
     # As in a packed model: the parameters of a model are far from those of the next.
-    packed = torch.zeros(shape[0], 3, shape[-1] + 5, dtype=dtype, device=device)
+    packed = F.pad(torch.stack([case.factor, case.offset, case.bias], dim=1), (0, 5)).to(device)
     factor, offset, bias = (packed[:, k, : shape[-1]] for k in range(3))
-    for target, values in zip(
-        (factor, offset, bias), (case.factor, case.offset, case.bias), strict=True
-    ):
-        target.copy_(values)
     targets = [torch.zeros_like(packed)[:, k, : shape[-1]] for k in range(2)]
-    mean, variance = (values.float().to(device) for values in case.running)
+    wide = dtype if dtype == torch.float64 else torch.float32
+    mean, variance = (values.to(device, wide) for values in case.running)
     before = mean.clone(), variance.clone()
     share = torch.full((shape[0],), SHARE, dtype=torch.float64, device=device)
     halves = 2 if follows == "relu-pool" else 1
@@ -177,7 +142,6 @@ def test_fused_with_what_follows_it_is_that_of_torch(
         _close(variance[k], before[1][k].cpu().double().lerp(unbiased, SHARE), dtype, 10.0)
 
 
-@needs_kernels
 @pytest.mark.parametrize("is_pooled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_product_bias_relu_and_pooling_are_those_of_torch(
@@ -200,7 +164,8 @@ def test_product_bias_relu_and_pooling_are_those_of_torch(
     given = rows.to(device, copy=True).requires_grad_()
     to_weight = torch.empty(models, outputs, inputs, dtype=dtype, device=device).mT
     to_bias = torch.empty(models, outputs, dtype=dtype, device=device)
-    product = Product.apply(given, weight.to(device), None, to_weight, None, _anchor())
+    targets = to_weight, None
+    product = Product.apply(given, weight.to(device), None, targets, None, _anchor())
     product = product.view(models, *sides, outputs)
     found = BiasRelu.apply(product, bias.to(device), to_bias, is_pooled)
     (found.double() * outer.to(device)).sum().backward()
@@ -209,7 +174,6 @@ def test_product_bias_relu_and_pooling_are_those_of_torch(
         _close(ours, theirs.grad, dtype, float(theirs.grad.abs().max()))
 
 
-@needs_kernels
 @pytest.mark.parametrize("window", [(3, 2, 1), (2, 2, 0), (3, 1, 1), (3, 3, 0), (5, 2, 2)])
 def test_pooled_windows_are_those_of_torch(
     window: tuple[int, int, int], device: torch.device
@@ -219,9 +183,8 @@ def test_pooled_windows_are_those_of_torch(
     images = _drawn(2, 3, 9, 8, 20, seed=0).round().float()
     images[0, 1, 4, 4, 3] = torch.nan
     wanted, found = (images.to(device, copy=True).requires_grad_() for _ in range(2))
-    assert fused_layers.can_pool_windows(found, module)
     flat = module(wanted.flatten(0, 1).movedim(-1, 1)).movedim(1, -1).unflatten(0, (2, 3))
-    own = MaxPool.apply(found, module, True)
+    own = max_pool(found, module)
     torch.testing.assert_close(own, flat, rtol=0, atol=0, equal_nan=True)
     outer = _drawn(*own.shape, seed=1).float().to(device)
     for values in (flat, own):
@@ -230,17 +193,16 @@ def test_pooled_windows_are_those_of_torch(
 
 
 def test_other_pooling_is_left_to_torch() -> None:
-    images = torch.zeros(1, 1, 8, 8, 4)
+    assert window_of(nn.MaxPool2d(3, 2, padding=(1, 1))) == (3, 2, 1)
     for module in (
         nn.MaxPool2d(3, ceil_mode=True),
         nn.MaxPool2d((2, 3)),
         nn.MaxPool2d(3, dilation=2),
         nn.MaxPool2d(13, padding=6),
     ):
-        assert not fused_layers.can_pool_windows(images, module)
+        assert window_of(module) is None
 
 
-@needs_kernels
 def test_add_and_relu_are_those_of_torch(device: torch.device) -> None:
     left, right = (
         _drawn(2, 3, 5, 5, 7, seed=k).float().to(device).requires_grad_() for k in (0, 1)
@@ -376,18 +338,9 @@ def test_evaluation_leaves_what_others_read(network, num_models: int, device: to
 
 def test_moments_of_samples_far_from_zero_keep_their_digits(device: torch.device) -> None:
     images = (_drawn(2, 64, 8, 8, 3, seed=0) + 1000).float()
-    _, variance, _ = moments(images.to(device), None)
-    wanted = images.double().var(dim=(1, 2, 3), correction=0)
-    torch.testing.assert_close(variance.cpu().double(), wanted, rtol=1e-4, atol=0)
-
-
-@needs_kernels
-def test_fused_moments_of_samples_far_from_zero_keep_their_digits(device: torch.device) -> None:
-    images = (_drawn(2, 64, 8, 8, 3, seed=0) + 1000).float()
     ones = torch.ones(2, 3, device=device)
     running = (ones.clone(), ones.clone(), torch.ones(2, dtype=torch.float64, device=device))
-    kernels = fused_layers._kernels()
-    kernels.moments(images.to(device), None, (ones, ones, None), running, EPSILON)
+    norm_moments(images.to(device), None, (ones, ones, None), running, EPSILON)
     wanted = images.double().var(dim=(1, 2, 3))
     torch.testing.assert_close(running[1].cpu().double(), wanted, rtol=1e-4, atol=0)
 
@@ -395,25 +348,10 @@ def test_fused_moments_of_samples_far_from_zero_keep_their_digits(device: torch.
 def test_a_model_without_samples_has_finite_moments(device: torch.device) -> None:
     images = _drawn(2, 3, 2, 2, 4, seed=0).float().to(device)
     is_there = torch.tensor([[True] * 3, [False] * 3], device=device)
-    assert all(bool(values.isfinite().all()) for values in moments(images, is_there))
-
-
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-def test_evaluation_multiplies_and_adds_by_channel(
-    dtype: torch.dtype, device: torch.device
-) -> None:
-    images = _drawn(2, 5, 3, 4, 10, seed=0).to(dtype)
-    scale, shift = _drawn(2, 10, seed=1), _drawn(2, 10, seed=2)
-    with torch.no_grad():
-        found = affine(images.to(device), scale.to(device), shift.to(device))
-    wanted = images.double() * scale[:, None, None, None] + shift[:, None, None, None]
-    assert found.dtype == dtype
-    torch.testing.assert_close(
-        found.cpu().double(),
-        wanted,
-        rtol=TOLERANCE[dtype],
-        atol=1e-2 if dtype == torch.bfloat16 else 1e-5,
-    )
+    ones = torch.ones(2, 4, device=device)
+    running = (ones.clone(), ones.clone(), torch.ones(2, dtype=torch.float64, device=device))
+    found = norm_moments(images, is_there, (ones, ones, None), running, EPSILON)
+    assert all(bool(values.isfinite().all()) for values in (*found, *running))
 
 
 @pytest.mark.parametrize("side", [1, 2])
@@ -425,7 +363,7 @@ def test_rows_of_a_gradient_lie_at_the_distance_that_kernels_read(side: int) -> 
     middle.register_hook(received.append)
     flat = middle.movedim(-1, 2).flatten(2)
     torch.bmm(flat, _drawn(3, flat.shape[-1], 5, seed=1)).square().sum().backward()
-    found = fused_layers._evenly_spaced(received[0])
+    found = layers._evenly_spaced(received[0])
     strides = (found.stride(0), found.stride(-2), 1)
     assert torch.equal(
         found.as_strided((3, 4 * side * side, 8), strides), images.grad.flatten(1, 3)

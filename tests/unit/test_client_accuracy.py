@@ -23,7 +23,7 @@ from outvote.report.table_formats import as_json, latex, markdown
 from outvote.results.collect import collect
 from outvote.results.disk import DamagedFileError
 from outvote.results.export import read_export, to_export
-from outvote.results.schema import Round
+from outvote.results.round import Round
 from outvote.results.series import clients_of
 from outvote.training.objective import Objective
 from outvote.training.samples import ArraySamples, ByteImages
@@ -307,10 +307,9 @@ def with_clients(result, rounds):
 def recorded(rounds: list[Round], num_clients: int, byzantine=()) -> list[Round]:
     each = [None if k in byzantine else round(k / 60, 4) for k in range(num_clients)]
     found = [
-        msgspec.structs.replace(line, client_accuracy=0.5 + line.round / 100, worst_decile=0.1)
-        for line in rounds
+        replace(line, client_accuracy=0.5 + line.round / 100, worst_decile=0.1) for line in rounds
     ]
-    found[-1] = msgspec.structs.replace(found[-1], client_accuracies=tuple(each))
+    found[-1] = replace(found[-1], client_accuracies=tuple(each))
     return found
 
 
@@ -323,7 +322,7 @@ def store(tmp_path_factory):
         rounds = result.folder.rounds()
         byzantine = {client for line in rounds for client in line.byzantine}
         lines = recorded(rounds, result.config["federation"]["num_clients"], byzantine)
-        path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        path.write_bytes(b"".join(msgspec.json.encode(line.line()) + b"\n" for line in lines))
         reseal(path.parent)
     return root
 
@@ -333,6 +332,7 @@ def test_how_often_a_client_was_kept_is_counted_over_its_own_rounds():
         usual = {"loss": 0.1, "accuracy": 0.5, "rejected": (), "deviation": 0.1, "honest_norm": 1.0}
         return Round(
             round=number,
+            num_samples=9,
             clients=clients,
             kept=kept,
             byzantine=(3,),

@@ -1,22 +1,18 @@
 """`outvote compare` and `ov.compare`: pairs, differences, intervals, and what is left out."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
 import outvote as ov
-from browser import Browser, find_browser
 from command_line import run
 from made_results import ENVIRONMENT, made_results, write_store
 from outvote.report.paired import bootstrap, most_coverage
 from outvote.report.runs import Runs
 from outvote.results.export import to_export
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "compare.md").read_text()
 BOTH = {"rule": ["median", "gas(median)"], "attack": ["lie", "none"], "rounds": 6}
 
 
@@ -160,13 +156,6 @@ def test_without_a_pair_the_error_names_what_is_in_the_way():
         ov.compare(runs, runs, metric="bset")
 
 
-def test_versions_that_are_not_the_same_are_named():
-    newer = msgspec.structs.replace(ENVIRONMENT, outvote="0.2.0")
-    found = ov.compare(made(seeds=1), Runs(made_results(BOTH, seeds=1, environment=newer)))
-    assert found.software == {"outvote": (("0.1.0",), ("0.2.0",))}
-    assert "outvote: 0.1.0 in A, 0.2.0 in B." in repr(found)
-
-
 def of_protocol(runs, protocol, **changes):
     """The same runs with another protocol; `protocol` is a number or by seed."""
 
@@ -187,30 +176,6 @@ def test_pairs_across_protocols_are_stated_in_every_format():
     assert note in found._repr_html_()
     assert note in found.to_dict()["notes"]
     assert found.to_dict()["software"] == {"protocol": {"a": [2], "b": [1]}}
-
-
-def test_protocols_that_both_sides_mix_are_stated():
-    runs = made(seeds=2)
-    found = ov.compare(of_protocol(runs, {0: 1, 1: 2}), of_protocol(runs, {0: 2, 1: 1}))
-    assert "Protocols: 1, 2 in A, 1, 2 in B; the same seed draws" in repr(found)
-
-
-def test_protocols_that_no_pair_mixes_are_not_stated():
-    """A and B have runs of both, but each pair is of one; so a revision is not that of a draw."""
-    runs = made(seeds=2)
-    mixed = of_protocol(runs, {0: 1, 1: 2})
-    assert ov.compare(mixed, mixed).software == {}
-    found = ov.compare(mixed, of_protocol(runs, {0: 1, 1: 1}, revision=10)).software
-    assert found == {"protocol": ((2,), (1,)), "revision": (("unknown",), (10,))}
-    found = ov.compare(of_protocol(runs, 1), of_protocol(runs, 2, revision=10)).software
-    assert found == {"protocol": ((1,), (2,))}
-
-
-def test_the_protocol_of_a_run_that_is_left_out_does_not_count():
-    runs = made(seeds=2)
-    found = ov.compare(of_protocol(runs, {0: 1, 1: 2}), runs.select(seed=0))
-    assert found.rows[0].seeds == (0,)
-    assert found.software == {}
 
 
 def test_revisions_of_the_protocol_are_stated():
@@ -305,54 +270,8 @@ def test_the_report_has_a_section(store, capsys, tmp_path):
     assert 'id="comparison"' not in page.read_text()
 
 
-def test_the_verb_and_its_report_state_protocols(store, capsys, tmp_path):
-    newer = msgspec.structs.replace(ENVIRONMENT, protocol=2)
-    slow = BOTH | {"training": {"learning_rate": 0.02}}
-    write_store(tmp_path / "runs", slow, seeds=2, environment=newer)
-    note = "Protocols: 1 in A, 2 in B; the same seed draws other random splits in each."
-    words = ["compare", store / "mine", tmp_path / "runs"]
-    printed = run(capsys, *words, "--report", tmp_path / "page.html").out
-    assert note in " ".join(printed.split())
-    assert f"- {note}" in run(capsys, *words, "--format", "md").out.splitlines()
-    assert note in run(capsys, *words, "--json").json["notes"]
-    head, _, main = (tmp_path / "page.html").read_text().partition("<main")
-    assert f'<p class="note">{note}</p>' in main
-    assert "Protocols: 1, 2; the same seed draws other random splits in each." in head
-
-
-@pytest.mark.skipif(find_browser() is None, reason="no Chromium")
-def test_the_section_is_shown_by_a_browser(store, tmp_path):
-    page = ov.compare(store / "mine", store / "slow").report(tmp_path / "page.html")
-    with Browser(tmp_path / "profile") as browser:
-        browser.open(page)
-        rows = browser.texts("#comparison tbody th")
-        assert (len(rows), rows[-1]) == (5, "all settings")
-        assert browser.evaluate("document.querySelectorAll('#results table').length") >= 1
-        assert browser.faults() == []
-        outside = [each for each in browser.requests() if not each.startswith(("file:", "data:"))]
-        assert outside == []
-
-
-def test_names_are_text_in_html_and_markdown():
-    runs = made(seeds=2)
-    found = ov.compare(runs, runs, names=("<b>", "x|y"))
-    assert "&lt;b&gt;" in found._repr_html_()
-    assert "x\\|y" in found.to_markdown()
-
-
 def test_a_frame_has_one_row_for_each_setting():
     pytest.importorskip("pandas")
     frame = ov.compare(made(), made()).to_frame()
     assert len(frame) == 4
     assert {"rule", "attack", "difference", "low", "high", "num_seeds"} <= {*frame.columns}
-
-
-def test_the_page_is_correct(store, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(store.parent)
-    (text,) = [each.split("```")[0] for each in PAGE.split("```python\n")[1:]]
-    scope = {}
-    exec(compile(text, "compare.md", "exec"), scope)
-    json.dumps(scope["found"].to_dict())
-    (line,) = [line for line in PAGE.splitlines() if "compare runs/mine" in line]
-    words = [word.strip("'") for word in line.split()[1:]]
-    assert run(capsys, *words).code == 0

@@ -1,12 +1,10 @@
 """Where data is looked for, and names that are not known."""
 
-import re
 from pathlib import Path
 
 import pytest
 
 from outvote.data import cache, load
-from outvote.data.catalog import DATASETS
 
 
 def test_outvote_data_comes_first(monkeypatch, tmp_path):
@@ -48,21 +46,3 @@ def test_the_embedded_dataset_takes_no_folder():
     with pytest.raises(ValueError, match="part of outvote and takes no folder, got here"):
         load("fashion-mnist-small", folder="here")
     assert load("fashion-mnist-small").source == "part of outvote"
-
-
-def test_the_table_has_every_dataset_under_its_name():
-    assert {name: entry.name for name, entry in DATASETS.items()} == {
-        name: name for name in DATASETS
-    }
-    for entry in DATASETS.values():
-        # Samples that are no images are normalised by their reader.
-        num_channels = entry.shape[-1] if entry.pixels else 0
-        assert len(entry.mean) == len(entry.std) == num_channels
-        assert entry.how_to_get
-
-
-def test_the_page_on_data_has_every_dataset_in_its_table():
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "data.md").read_text(encoding="utf-8")
-    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
-    named = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
-    assert set(DATASETS) <= named

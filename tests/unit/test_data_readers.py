@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import pickle  # noqa: TID251  (CIFAR is published like that)
-import sys
 
 import numpy as np
 import pytest
@@ -237,15 +236,6 @@ def test_json_is_read_once_and_again_when_it_changed(tmp_path, monkeypatch):
     assert len(read_leaf(tmp_path).train_labels) == 18
 
 
-def test_the_split_of_leaf_is_kept(tmp_path):
-    for part, seed in (("train", 0), ("test", 1)):
-        (tmp_path / part).mkdir()
-        content = leaf_json({"f1": leaf_user(5 + seed, seed)})
-        (tmp_path / part / "all_data.json").write_text(json.dumps(content))
-    arrays = read_leaf(tmp_path)
-    assert (len(arrays.train_labels), len(arrays.test_labels)) == (5, 6)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -295,13 +285,6 @@ def test_missing_data_is_reported_with_the_folder_and_the_way_to_get_it(tmp_path
         assert word in str(caught.value)
 
 
-def test_pillow_is_asked_for_by_its_name(tmp_path, monkeypatch):
-    write_png(tmp_path, IMAGES, LABELS)
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ImportError, match="pip install pillow"):
-        load_entry(cifar_entry(FACTS), tmp_path)
-
-
 GOOD = {
     "name": "made-up",
     "train_images": np.zeros((3, 4, 4, 1), np.uint8),
@@ -314,11 +297,6 @@ GOOD = {
     "pixels": "any",
     "source": "here",
 }
-
-
-def test_a_dataset_has_a_shape():
-    dataset = Dataset(**GOOD)
-    assert (dataset.num_classes, dataset.shape) == (2, (4, 4, 1))
 
 
 @pytest.mark.parametrize(
@@ -349,16 +327,6 @@ def test_a_gzip_file_that_unpacks_to_gigabytes_is_refused(tmp_path, monkeypatch)
         checksum.read_inside(path)
     path.write_bytes(gzip.compress(bytes(1000)))
     assert checksum.read_inside(path)[0] == bytes(1000)
-
-
-def test_an_npz_file_that_unpacks_to_gigabytes_is_refused(tmp_path):
-    from outvote.data.checksum import read_npz
-
-    path = tmp_path / "bomb.npz"
-    np.savez_compressed(path, a=np.zeros(10_000))
-    with pytest.raises(DamagedDataError, match="at most 50,000 are read"):
-        read_npz(path, ["a"], "get it again", most=50_000)
-    assert len(read_npz(path, ["a"], "get it again")[0]) == 10_000
 
 
 def test_an_image_that_grows_beyond_memory_is_refused(tmp_path):

@@ -10,9 +10,7 @@ import pytest
 import outvote as ov
 from command_line import run
 from made_results import write_store
-from outvote.report.cells import METRICS
 from outvote.results.index import list_runs
-from outvote.results.long_table import ABOUT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "read-results.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
@@ -98,8 +96,3 @@ def test_duckdb_reads_the_parquet_file(runs, capsys):
         for beta in (0.1, 0.5)
         for rule in ("gas(median)", "mean")
     ]
-
-
-def test_every_metric_and_every_first_column_is_named():
-    for name in (*METRICS, *ABOUT):
-        assert f"`{name}`" in PAGE

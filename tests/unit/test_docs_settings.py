@@ -2,20 +2,15 @@
 
 import re
 import tomllib
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 
 import msgspec
 import pytest
 
 import settings_page
 from outvote.experiment.plan import OutsideSpec, make_plan
-from outvote.experiment.run_spec import PARTITIONS, RunSpec
+from outvote.experiment.run_spec import RunSpec
 from outvote.grids import flat
-from outvote.server.selection import SELECTIONS
-from outvote.suites.paper import Wanted
-from outvote.suites.presets import ABOUT, PRESETS
-from outvote.suites.suite import PartTable, SuiteTable, make_suite
 
 PAGE = settings_page.PAGE.read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `([\w.]+)` \| (.*?) \| (.*?) \| (.*?) \|$", flags=re.MULTILINE)
@@ -54,23 +49,6 @@ def test_the_page_has_every_setting_of_a_run_with_its_default():
     )
 
 
-def test_the_page_has_every_key_of_a_suite():
-    kinds = {"": SuiteTable, "part": PartTable, "part.paper": Wanted}
-    sections = dict(zip(kinds, re.split(r"\n### .*\n", SUITE), strict=True))
-    for name, kind in kinds.items():
-        found = [row[0] for row in ROW.findall(sections[name])]
-        assert found == [field.name for field in fields(kind)]
-
-
-def test_defaults_of_a_suite_are_those_that_are_used():
-    (part,) = make_suite("own", {"settings": {"rule": "mean", "attack": "lie"}, "part": [{}]}).parts
-    shown = {key: default.strip("`") for key, default, _, _ in ROW.findall(SUITE)}
-    assert f'"{part.name}"' == shown["name"]
-    assert f'"{part.columns}"' == shown["columns"]
-    assert f'"{part.kind}"' == shown["kind"]
-    assert (part.wanted, shown["paper"]) == (None, "left out")
-
-
 @pytest.mark.parametrize(("key", "bound"), NUMBERS)
 def test_the_least_number_is_allowed_and_a_smaller_one_is_not(key, bound):
     usual = float if "." in DEFAULTS[key] or "max_norm" in key else int
@@ -91,22 +69,6 @@ def test_every_number_of_a_run_has_its_least_value():
     open_ = {key for key, allowed in kinds.items() if re.match(r"(?:integer|float)\b", allowed)}
     shares = {f"federation.{name}" for name in ("byzantine", "sampled", "assumed_byzantine")}
     assert open_ - shares == {key for key, _ in NUMBERS}
-
-
-def test_words_that_are_allowed_are_those_of_the_code():
-    allowed = {key: each for key, _, each, _ in ROWS}
-    for word in PARTITIONS:
-        assert re.search(rf"\b{word}\b", allowed["data.partition"])
-    for word in SELECTIONS:
-        assert re.search(rf"\b{word}\b", allowed["federation.selection"])
-
-
-def test_every_preset_is_explained_with_its_values():
-    section = RUN.partition("\n## Presets\n")[2]
-    assert list(ABOUT) == sorted(PRESETS)
-    for name, table in PRESETS.items():
-        assert f"| `{name}` | {ABOUT[name]} |" in section
-        assert all(f"\n| `{key}` |" in section for key in flat(table))
 
 
 def test_a_setting_without_an_explanation_is_an_error():
@@ -134,11 +96,3 @@ def test_a_setting_without_an_explanation_is_an_error():
         allowed="integer: at least 1",
         meaning="How many there are.",
     )
-
-
-@pytest.mark.parametrize(
-    "page", ["how-to/simulate.md", "how-to/bench.md", "reference/command-line.md"]
-)
-def test_the_guides_lead_to_the_page(page):
-    text = (Path(settings_page.ROOT) / "docs" / page).read_text(encoding="utf-8")
-    assert "settings.md" in text

@@ -1,15 +1,12 @@
 """Settings: grids, hashes, overrides, and mistakes in one line."""
 
-import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import msgspec
 import pytest
 
-from outvote import experiment
 from outvote.experiment.plan import make_plan, plan_suite, read_plan, stack_key
 from outvote.experiment.run_spec import RunSpec, checked, to_toml
 from outvote.grids import flat
@@ -126,11 +123,6 @@ def test_rates_from_python_are_the_run_with_that_schedule(rates, tmp_path):
     assert read_plan(path).specs == (spec,)
 
 
-def test_a_list_of_rates_in_a_file_is_a_grid():
-    specs = make_plan({"training": {"learning_rate": [0.1, 0.05]}}).specs
-    assert [spec.training.learning_rate for spec in specs] == [0.1, 0.05]
-
-
 def test_the_size_that_may_be_left_out_is_that_of_the_data():
     sizes = {
         (name, size): make_plan({"data": {"name": name, "image_size": size}}).specs[0].data
@@ -222,17 +214,13 @@ def test_runs_that_differ_in_rule_attack_seed_or_partition_are_stacked():
     [
         ("rulez=mean", "unknown key 'rulez'; did you mean 'rule'?"),
         ("data.betta=1", "unknown key 'data.betta'; did you mean 'beta'?"),
-        ("data=3", "data is a table, got 3"),
         ("data.name=cifar11", "unknown dataset 'cifar11'; did you mean 'cifar10'?"),
-        ("data.partition=shard", "data.partition: unknown value 'shard'; did you mean 'shards'?"),
         ("data.image_size=64", "is for folders of images such as imagenet12, got 64 for fashion"),
         ("data.beta=0", "data.beta must be larger than 0"),
         ("model.name=alexnett", "unknown model 'alexnett'; did you mean 'alexnet'?"),
         ("rule=gas(krumm)", "unknown rule 'krumm'; did you mean 'krum'?"),
-        ("attack=lie(zz=1)", "lie has no parameter 'zz'"),
         ("rounds=many", "rounds: expected int, got str."),
         ("rounds=0", "rounds must be at least 1, got 0."),
-        ("rounds=[]", "rounds is an empty list"),
         ("seed=-1", "seed must be at least 0"),
         ("precision=float16", "precision: unknown value 'float16'"),
         ("preset=paper-cifar", "unknown preset 'paper-cifar'; did you mean 'paper-cifar10'?"),
@@ -240,23 +228,12 @@ def test_runs_that_differ_in_rule_attack_seed_or_partition_are_stacked():
         ("federation.byzantine=51", "at most the 50 clients there are, got 51"),
         ("federation.byzantine=1.5", "a fraction from 0 to 1, got 1.5"),
         ("federation.sampled=0", "from 1 to 50 clients can be sampled in a round, got 0"),
-        ("federation.sampled=0.0", "from 1 to 50 clients can be sampled"),
-        (
-            "federation.assumed_byzantine=orakle",
-            "federation.assumed_byzantine: unknown value 'orakle'",
-        ),
-        ("federation.assumed_byzantine=51", "at most the 50 clients sampled in a round, got 51"),
-        ("federation.selection=by-scores", "federation.selection: unknown selection 'by-scores'"),
         ("federation.selection=by-score", "has no effect where all 50 clients take part in every"),
         ('federation.selection="by-score(floor=0)"', "floor must be above 0 and at most 1"),
-        ('federation.selection="by-score(memory=1.0)"', "memory must be from 0 to below 1, got 1"),
-        ('federation.selection="by-score(flor=0.1)"', "did you mean 'floor'"),
         ('federation.selection="by-score(floor=much)"', "floor must be a number, got 'much'"),
-        ('federation.selection="by-score(mine.py:Mine)"', "unknown selection 'by-score(mine.py"),
         ("federation.selection=mine.py:Mine", "unknown selection 'mine.py:Mine'"),
         ("federation.num_clients=all", "is for data.partition = 'by-group'"),
         ("training.batch_size=0", "batch_size must be at least 1, got 0"),
-        ("training.learning_rte=0", "did you mean 'learning_rate'?"),
         ("training.learning_rate=fast", "training.learning_rate: expected float, got str."),
         (
             "training.learning_rate=[[0.1, 0.05]]",
@@ -265,9 +242,7 @@ def test_runs_that_differ_in_rule_attack_seed_or_partition_are_stacked():
         ("training.proximal=-1", "proximal must be finite and at least 0, got -1"),
         ("server.optimizer=adm", "server.optimizer: unknown value 'adm'; did you mean 'adam'?"),
         ("server.beta2=1", "beta2 must be from 0 to below 1, got 1"),
-        ("server.epsilon=0", "epsilon must be positive and finite, got 0"),
         ("server={optimizer='yogi', momentum=0.9}", "set beta1 instead."),
-        ("server.momentum=1", "momentum must be from 0 to below 1"),
         ("beta", "a setting is written key=value"),
     ],
 )
@@ -285,15 +260,6 @@ def test_a_file_that_cannot_be_read_is_reported(tmp_path):
     path.write_text("rule = [")
     with pytest.raises(ValueError, match="is not valid TOML"):
         read_plan(path)
-
-
-def test_the_usual_settings_are_those_of_the_structs():
-    assert make_plan({}).specs[0] == RunSpec()
-
-
-def test_the_docstring_of_the_package_names_every_module_and_no_other():
-    modules = {path.stem for path in Path(experiment.__file__).parent.glob("*.py")} - {"__init__"}
-    assert set(re.findall(r"`(\w+)`", experiment.__doc__)) == modules
 
 
 @pytest.mark.parametrize(

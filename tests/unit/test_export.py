@@ -4,7 +4,6 @@ import csv
 import gzip
 import io
 import json
-import shutil
 import time
 from dataclasses import replace
 
@@ -143,27 +142,6 @@ def test_what_is_wrong_with_an_export_is_reported_in_one_line(tmp_path, old, new
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("size", [3, 30, -9])
-def test_an_export_that_was_cut_off_is_damaged(tmp_path, size):
-    path = exported(tmp_path, made_results(TWO, seeds=1))
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(DamagedFileError, match=r"runs.csv.gz cannot be read"):
-        read_export(path)
-
-
-def test_a_csv_that_was_cut_off_is_damaged(tmp_path):
-    path = exported(tmp_path, made_results(TWO, seeds=1), "runs.csv", is_packed=False)
-    path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(DamagedFileError, match=r"run 4 of .* is damaged"):
-        read_export(path)
-
-
-def test_an_image_is_not_an_export(tmp_path):
-    (tmp_path / "a.csv").write_bytes(b"\x89PNG\r\n\x1a\n\xff")
-    with pytest.raises(StoreError, match="is not an export"):
-        collect([tmp_path / "a.csv"])
-
-
 def test_runs_are_collected_from_stores_suites_single_runs_and_exports(tmp_path):
     store = tmp_path / "runs"
     results = write_store(store, TWO)
@@ -228,14 +206,6 @@ def test_a_damaged_run_is_left_out_and_named(tmp_path, name, content):
     assert message.startswith(f"{bad} is left out: {bad / name}")
 
 
-def test_a_run_that_is_being_copied_is_no_run_yet(tmp_path):
-    results = write_store(tmp_path, TWO, seeds=1)
-    first = results[0].folder.path
-    shutil.copytree(first, first.parent / ".temporary")
-    shutil.copytree(first, tmp_path / ".elsewhere" / first.name)
-    assert len(collect([tmp_path])) == len(results)
-
-
 def test_a_run_that_was_never_begun_is_no_run(tmp_path):
     results = write_store(tmp_path, TWO, seeds=1)
     folder = results[0].folder.path
@@ -266,19 +236,6 @@ def test_the_runs_of_a_table_of_the_paper_fit_into_one_and_a_half_megabytes(tmp_
     start = time.perf_counter()
     assert len(read_export(path)) == len(results)
     assert time.perf_counter() - start < 5
-
-
-def test_every_row_has_its_version(tmp_path):
-    path = exported(tmp_path, made_results(TWO, seeds=1), "runs.csv", is_packed=False)
-    first, second, *rest = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([first, second, *("3" + each[1:] for each in rest)]))
-    with pytest.raises(StoreError, match="newer outvote"):
-        read_export(path)
-
-
-def test_a_folder_whose_name_is_not_text_can_be_exported(tmp_path):
-    one = replace(made_results(TWO, seeds=1)[0], name="odd\udcff-0")
-    assert read_export(exported(tmp_path, [one]))[0].name == r"odd\udcff-0"
 
 
 @pytest.mark.parametrize("rule", ["", " ", 3, None])

@@ -1,7 +1,6 @@
 """The first of equal rows, found for all runs at once."""
 
 import torch
-
 from outvote.ops.distances import find_originals
 
 

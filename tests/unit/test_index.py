@@ -12,11 +12,11 @@ import pytest
 
 from made_results import reseal, write_store
 from outvote.results import index as indices
-from outvote.results.index import NAME, Entry, list_runs
+from outvote.results.index import NAME, IndexRow, list_runs
 from outvote.results.long_table import settings_of
 from outvote.results.run import read_result
 
-ENTRY = ", ".join(Entry._fields)
+ENTRY = ", ".join(IndexRow._fields)
 TWO = {"rule": ["mean", "gas(median, num_groups=20)"], "attack": ["lie", "none"], "rounds": 6}
 
 
@@ -88,7 +88,7 @@ def test_every_column_has_a_type_and_every_setting_a_column(store):
         "rounds": "INTEGER",
         "data.name": "TEXT",
     }
-    assert {*Entry._fields} < {*about}
+    assert {*IndexRow._fields} < {*about}
     columns = 'typeof("data.beta"), "data.beta", "data.balance", "rule.num_groups", "attack.z"'
     for entry, row in zip(sorted(entries), content(store, columns), strict=True):
         settings = json.loads(entry.settings)
@@ -100,21 +100,6 @@ def test_every_column_has_a_type_and_every_setting_a_column(store):
             settings.get("attack.z"),
         )
     assert {json.loads(entry.settings)["data.beta"] for entry in entries} == {0.1, 0.5}
-
-
-def test_an_index_without_types_of_an_earlier_version_is_rebuilt(store, reads):
-    first = list_runs(store, quiet)
-    (store / NAME).unlink()
-    old = Entry._fields[:14]
-    with sqlite3.connect(store / NAME) as index:
-        index.execute(f"CREATE TABLE runs ({', '.join(old)}, stamp, PRIMARY KEY (path))")
-        index.execute("CREATE TABLE checksum (value)")
-        index.execute("PRAGMA user_version = 2")
-    index.close()
-    reads.clear()
-    assert list_runs(store, quiet) == first
-    assert len(reads) == 8
-    assert content(store) == [tuple(entry) for entry in sorted(first)]
 
 
 def test_accuracy_by_a_setting_is_one_query(store):
@@ -166,15 +151,6 @@ def test_runs_that_are_gone_leave_the_index_and_new_ones_enter_it(store, reads):
     assert reads == ["moved-0"]
     assert sorted(entry.path for entry in found) == [row[0] for row in content(store)]
     assert first[0].path not in [entry.path for entry in found]
-
-
-def test_what_was_never_measured_is_null(store):
-    folder = store / list_runs(store, quiet)[0].path
-    (folder / "metrics.jsonl").write_bytes(b"")
-    change(folder / "status.json", outcome="interrupted", round=0, sums=None)
-    entry = list_runs(store, quiet)[0]
-    assert (entry.best, entry.final, entry.last_ten, entry.kept_byzantine) == (None,) * 4
-    assert content(store)[0][10:14] == (None,) * 4
 
 
 @pytest.mark.parametrize("step", [293, pytest.param(97, marks=pytest.mark.slow)])
@@ -257,11 +233,6 @@ def test_what_sqlite_cannot_hold_is_listed_all_the_same(store):
     shutil.move(store / first[1].path, os.fsencode(store / "own" / "odd") + b"\xff-0")
     assert len(list_runs(store, words.append, rebuild=True)) == 8
     assert ["could not be written" in word for word in words] == [True, True]
-
-
-def test_a_store_without_runs_gets_no_index(tmp_path):
-    assert list_runs(tmp_path, quiet) == []
-    assert list(tmp_path.iterdir()) == []
 
 
 MANY = """

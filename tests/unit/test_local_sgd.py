@@ -4,13 +4,8 @@ import math
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from outvote.training.local_sgd import LocalSGD, with_rates
-from outvote.training.sequential import FlatModel
-from outvote.training.stacked_model import StackedModel
-from outvote.training.stacked_trainer import WeightStack
 
 ROUNDS = (1, 2, 3, 4, 9)
 
@@ -83,43 +78,3 @@ def test_wrong_settings_are_refused_in_one_line(settings, message):
         LocalSGD(**settings)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-TERM = LocalSGD(momentum=0.5, weight_decay=0.1, proximal=2.0, max_norm=0.5)
-
-
-def by_hand(start: list[float], gradients: list[list[float]], rate: float) -> list[float]:
-    """FedProx, one number at a time: the term is clipped with the gradient, weight decay is not."""
-    weights, velocity = list(start), [0.0] * len(start)
-    for gradient in gradients:
-        whole = [g + 2.0 * (w - s) for g, w, s in zip(gradient, weights, start, strict=True)]
-        scale = min(1.0, 0.5 / (math.sqrt(sum(g * g for g in whole)) + 1e-6))
-        for k, value in enumerate(whole):
-            velocity[k] = 0.5 * velocity[k] + scale * value + 0.1 * weights[k]
-            weights[k] -= rate * velocity[k]
-    return weights
-
-
-def test_the_proximal_term_pulls_to_the_start_of_the_round():
-    module = nn.Linear(2, 1)
-    start = torch.tensor([0.5, -1.0, 0.25], dtype=torch.float64)
-    gradients = torch.tensor([[3.0, 0.0, 1.0], [0.1, 0.2, 0.0], [0.0, 0.0, 0.0]]).double()
-    expected = by_hand(start.tolist(), gradients.tolist(), 0.2)
-    model, stack = (
-        FlatModel(module, torch.float64, torch.device("cpu")),
-        StackedModel(nn.Sequential(module)),
-    )
-    model.load(start, torch.empty(0))
-    # The second model takes one step only.
-    models = WeightStack(stack, stack.pack(start.repeat(2, 1)))
-    for number, gradient in enumerate(gradients):
-        model.gradient.copy_(gradient)
-        model.clip(TERM)
-        model.step(TERM, 0.2)
-        active = 2 if number == 0 else 1
-        models.gradients[:active] = stack.pack(gradient.repeat(active, 1))
-        models.step(active, TERM, 0.2)
-    assert model.weights.tolist() == pytest.approx(expected, rel=1e-9)
-    first, second = stack.unpack(models.weights).tolist()
-    assert first == pytest.approx(expected, rel=1e-9)
-    assert second == pytest.approx(by_hand(start.tolist(), gradients[:1].tolist(), 0.2), rel=1e-9)

@@ -130,13 +130,6 @@ def test_first_weights_are_a_function_of_the_seed_and_leave_the_global_generator
     assert not torch.equal(fresh, fresher)
 
 
-def test_a_layer_that_cannot_be_stacked_is_named():
-    with pytest.raises(TypeError, match="GELU"):
-        StackedModel(nn.Sequential(nn.Linear(3, 3), nn.GELU()))
-    with pytest.raises(TypeError, match="plain convolutions"):
-        StackedModel(nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)))
-
-
 def test_a_character_does_not_see_the_ones_after_it():
     model = ov.make_model("char-transformer", num_classes=5, input_shape=(8,), seed=0).double()
     tokens = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]])

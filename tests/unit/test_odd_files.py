@@ -1,6 +1,5 @@
 """Stores of strangers: pipes, devices, huge files and paths that lead elsewhere end no reader."""
 
-import json
 import os
 import shutil
 import signal
@@ -12,9 +11,8 @@ from made_results import write_store
 from outvote.results import disk
 from outvote.results.check import check_run
 from outvote.results.checkpoint import NEWEST
-from outvote.results.disk import DamagedFileError, StoreError, read_json, read_lines
+from outvote.results.disk import DamagedFileError, StoreError, read_json
 from outvote.results.folder import RunFolder, status_bytes
-from outvote.results.schema import Round
 
 TINY = {"rule": "mean", "attack": "none", "rounds": 2, "federation": {"num_clients": 5}}
 NAMES = ("status.json", "config.toml", "env.json", "metrics.jsonl", "audit.npz", "timings.jsonl")
@@ -87,15 +85,6 @@ def test_a_sparse_file_of_terabytes_is_not_read(store, name):
     assert any(name in text and "more than 100,000,000 bytes" in text for text in faults(folder))
 
 
-def test_a_line_without_an_end_is_read_in_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk, "MOST_BYTES", 1000)
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"round": 1}\n' + b" " * 5000 + b'{"round": 2}\n')
-    assert read_lines(path, dict) == [{"round": 1}]
-    os.truncate(path, 1 << 40)
-    assert read_lines(path, dict) == [{"round": 1}]
-
-
 def test_checksums_of_files_elsewhere_are_damage(store):
     _, folder = store
     status = RunFolder(folder).status()
@@ -112,10 +101,3 @@ def test_a_folder_where_a_file_should_be_is_named_as_one(tmp_path):
         read_json(tmp_path / "status.json", dict)
     with pytest.raises(StoreError):
         read_json(tmp_path / "status.json", dict)
-
-
-def test_a_sound_line_is_a_round(store):
-    _, folder = store
-    assert [each.round for each in read_lines(folder / "metrics.jsonl", Round)] == [1, 2]
-    assert json.loads((folder / "status.json").read_text())["round"] == 2
-    assert faults(folder) == ()

@@ -11,11 +11,10 @@ from rich.progress import Progress
 
 import outvote as ov
 from command_line import run
-from outvote.cli import progress as cli_progress
-from outvote.cli.progress import Bars, BarsInNotebook, Plain, PlainLines, shown_progress
+from outvote.cli.progress import shown_progress
 from outvote.experiment import progress as shown
 from outvote.experiment.listener import RoundProgress
-from outvote.experiment.progress import Lines, NotebookBars, RoundBars, chosen_kind, is_notebook
+from outvote.experiment.progress import Lines, RoundBars, chosen_kind, is_notebook
 
 CONFIG = """
 rule = ["mean", "median"]
@@ -137,16 +136,9 @@ def test_auto_is_a_bar_in_a_notebook(notebook, monkeypatch):
     assert not is_notebook()  # IPython in a terminal.
 
 
-@pytest.mark.parametrize(("kind", "wanted"), [("lines", PlainLines), ("none", Plain)])
-def test_each_kind_has_its_listener(kind, wanted):
-    with shown_progress(kind) as listener:
-        assert type(listener) is wanted
-
-
 def test_a_bar_is_drawn_with_the_time_left(monkeypatch):
     screen = terminal(monkeypatch)
     with shown_progress("auto") as listener:
-        assert type(listener) is Bars
         listener.on_plan(4)
         listener.on_round(one_round(1, accuracies=(0.5,)))
         listener.on_message("a message\nof two lines")
@@ -160,31 +152,12 @@ def test_a_bar_is_drawn_with_the_time_left(monkeypatch):
 def test_a_notebook_shows_the_bars_in_its_cell(notebook, monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with shown_progress("auto") as listener:
-        assert type(listener) is BarsInNotebook
         listener.on_plan(4)
         listener.on_round(one_round(1, accuracies=(0.5,)))
         listener.on_message("a message")
     assert "2/4" in notebook[-1]
     assert "accuracy 0.500" in notebook[-1]
     assert sys.stderr.getvalue() == "a message\n"
-
-
-@pytest.mark.parametrize("kind", ["bar", "lines", "none"])
-def test_every_kind_knows_the_round_that_a_stop_waits_for(kind, monkeypatch):
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with shown_progress(kind) as listener:
-        listener.on_round(one_round(3))
-        assert listener.describe_stop().startswith("finishing round 4 of 20,")
-
-
-def test_a_notebook_redraws_now_and_then(notebook, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(shown, "monotonic", clock)
-    bars = NotebookBars()
-    for number in range(1, 11):
-        clock.now += 0.2
-        bars.on_round(one_round(number))
-    assert len(notebook) == 1 + 3  # At the start, then after 0.6, 1.2 and 1.8 seconds.
 
 
 @pytest.fixture
@@ -207,39 +180,11 @@ def test_run_prints_lines_where_there_is_no_terminal(config, capsys, tmp_path, w
     assert "6 of 6 rounds of all runs, about 0 s left" in lines[-1]
 
 
-def test_run_prints_nothing_on_request(config, capsys, tmp_path):
-    words = ["-o", tmp_path / "runs", "--device", "cpu", "--progress", "none"]
-    done = run(capsys, "run", config, *words)
-    assert (done.code, done.err) == (0, "")
-
-
 def test_run_draws_bars_on_request_also_into_a_file(config, capsys, tmp_path):
     words = ["-o", tmp_path / "runs", "--device", "cpu", "--progress", "bar"]
     done = run(capsys, "run", config, *words)
     assert done.code == 0
     assert "6/6" in done.err
-
-
-@pytest.mark.parametrize("verb", ["run", "bench", "demo"])
-def test_all_verbs_that_run_have_the_option(capsys, verb):
-    assert "--progress [auto|bar|lines|none]" in run(capsys, verb, "--help").out
-    words = [verb, *({"run": ["x.toml"], "bench": ["smoke"]}.get(verb, [])), "--progress", "bars"]
-    run(capsys, *words).assert_fails(2, "'bars'", "'lines'")
-
-
-def test_bench_and_demo_pass_it_on(capsys, monkeypatch, tmp_path):
-    """Both end before the first run: only what they were asked to show counts."""
-    asked = []
-
-    def stop(kind):
-        asked.append(kind)
-        raise ValueError("enough")
-
-    monkeypatch.setattr("outvote.cli.run_plan.shown_progress", stop)
-    for words in (["demo"], ["bench", "smoke"]):
-        run(capsys, *words, "-o", tmp_path, "--device", "cpu", "--progress", "none")
-    assert asked == ["none", "none"]
-    assert cli_progress.shown_progress is not stop
 
 
 SMALL = {"num_clients": 5, "byzantine": 1, "rounds": 2, "device": "cpu", "rules": ["mean"]}
@@ -258,10 +203,3 @@ def test_simulate_prints_lines(monkeypatch, capsys, progress, num_lines):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == num_lines
     assert all(line.startswith("1 run: round ") for line in lines)
-
-
-def test_simulate_in_a_notebook_shows_a_bar(notebook, capsys):
-    local = ov.LocalSGD(num_steps=1, batch_size=16)
-    ov.simulate("mlp", "fashion-mnist-small", attacks=["none"], local=local, **SMALL)
-    assert "2/2" in notebook[-1]
-    assert capsys.readouterr().err == ""

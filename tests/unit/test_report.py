@@ -6,7 +6,6 @@ import html
 import json
 import os
 import re
-import time
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -20,7 +19,6 @@ from made_results import ENVIRONMENT, made_results, without_kept, write_store
 from outvote.report.audit import Mark, audit_log, audit_run, client_summaries, detection
 from outvote.report.cells import Cell
 from outvote.report.html_data import (
-    MAX_VERDICTS,
     log_entries,
     packed_counts,
     packed_measured,
@@ -30,9 +28,7 @@ from outvote.report.html_data import (
 )
 from outvote.report.html_report import (
     dates_of,
-    duration,
     facts_of,
-    page_commands,
     title_and_lead,
     write_log_audit,
     write_report,
@@ -315,24 +311,6 @@ def test_the_ranking_of_a_page_has_norms_and_cosines_where_a_log_has_them(tmp_pa
     assert "norm" not in entry["audit"]["records"]
 
 
-def test_runs_that_were_never_tested_have_a_page(tmp_path):
-    results = [
-        replace(each, series=replace(each.series, accuracy=np.full(6, np.nan)))
-        for each in made_results(TWO_RULES, seeds=1)
-    ]
-    write_report(results, tmp_path / "report.html")
-    (grid,) = data_of(tmp_path / "report.html")["grids"]
-    assert {cell["note"] for row in grid["cells"] for cell in row} == {"not measured"}
-    assert "not measured</td>" in (tmp_path / "report.html").read_text(encoding="utf-8")
-
-
-def test_without_an_attack_there_is_no_selection_rate():
-    results = made_results(TWO_RULES, seeds=1)
-    for result, entry in zip(results, run_entries(results)["runs"], strict=True):
-        is_known = entry["numbers"]["kept_byzantine"] is not None
-        assert is_known == (result.attack != "none")
-
-
 def test_what_a_rule_does_not_report_is_unknown_in_a_page(tmp_path):
     results = [without_kept(each) for each in write_store(tmp_path, TWO_RULES, seeds=1)]
     for entry in run_entries(results)["runs"]:
@@ -441,19 +419,6 @@ def test_the_head_has_where_runs_come_from(tmp_path):
     assert lead.startswith("6,000 real")
 
 
-def test_the_head_states_that_runs_are_of_several_protocols(tmp_path):
-    old = made_results(TWO_RULES, seeds=2)
-    newer = msgspec.structs.replace(ENVIRONMENT, protocol=2, revision=3)
-    write_report([replace(old[0], environment=newer), *old[1:]], tmp_path / "mixed.html")
-    head = (tmp_path / "mixed.html").read_text(encoding="utf-8").partition("<main")[0]
-    assert "Protocols: 1, 2; the same seed draws other random splits in each.</p>" in head
-    assert "Revisions of the protocol: 3, unknown; they may differ by rounding.</p>" in head
-    write_report(old, tmp_path / "one.html")
-    assert (
-        "rotocol" not in (tmp_path / "one.html").read_text(encoding="utf-8").partition("<main")[0]
-    )
-
-
 def test_days_are_those_of_the_runs_else_those_of_their_files(tmp_path):
     def run_on(day):
         environment = msgspec.structs.replace(ENVIRONMENT, date=day)
@@ -473,20 +438,6 @@ def test_days_are_those_of_the_runs_else_those_of_their_files(tmp_path):
     assert dates_of(old) == "1970-01-02"
 
 
-def test_the_head_has_what_to_type():
-    shipped = grids_of(made_results("demo", seeds=1, rounds=1))
-    own = grids_of(made_results(TWO_RULES, seeds=1))
-    report = "outvote report runs -o report.html"
-    assert page_commands(shipped, report) == ["outvote bench demo --seeds 1", report]
-    assert page_commands(shipped, "outvote demo") == ["outvote demo"]
-    assert page_commands(own, report) == [report]
-    assert page_commands(shipped, "") == ["outvote bench demo --seeds 1"]
-
-
-def test_times_are_in_words():
-    assert [duration(0.4), duration(61), duration(7261)] == ["0 s", "1 min 1 s", "2 h 1 min"]
-
-
 def test_report_refuses_what_is_no_folder_of_runs(tmp_path, capsys):
     result = run(capsys, "report", tmp_path, "-o", tmp_path / "report.html")
     result.assert_fails(2, "no runs")
@@ -502,16 +453,3 @@ def test_report_prints_what_it_wrote(tmp_path, capsys):
     run(capsys, "report", tmp_path / "runs", "-o", tmp_path / "no" / "x.html").assert_fails(
         2, "could not be written"
     )
-
-
-@pytest.mark.slow
-def test_a_page_of_360_runs_of_200_rounds_is_made_in_20_seconds_and_8_megabytes(tmp_path, capsys):
-    results = write_store(tmp_path / "runs", "table1-cifar10", seeds=5, rounds=200, parts=("main",))
-    assert len(results) >= 360
-    assert sum(int(each.series.num_sampled.sum()) for each in results) < MAX_VERDICTS
-    start = time.perf_counter()
-    page = tmp_path / "report.html"
-    assert run(capsys, "report", tmp_path / "runs", "-o", page).code == 0
-    assert time.perf_counter() - start < 20
-    assert page.stat().st_size < 8_000_000
-    assert all(entry["audit"]["every"] == 1 for entry in data_of(page)["runs"])

@@ -66,11 +66,6 @@ def test_the_command_for_missing_cells_has_the_settings_of_those_that_are_there(
     assert wanted in markdown(render(grids_of(results)))
 
 
-def test_a_schedule_is_one_value_and_left_out_if_it_is_the_presets():
-    results = made_results("table1-imagenet12", seeds=1, rounds=1)
-    assert commands(results) == ["outvote bench table1-imagenet12 --seeds 1"]
-
-
 def test_rules_that_the_suite_does_not_have_are_named():
     results = made_results("demo", seeds=1, rounds=1)
     own = with_settings([results[0]], rule="mine.py:MyRule")
@@ -87,17 +82,6 @@ def test_a_few_rules_and_attacks_of_many_are_named():
     ]
     assert commands([each for each in results if each.attack == "lie"]) == [
         "outvote bench demo --seeds 1 --attack lie"
-    ]
-
-
-def test_settings_that_the_suite_leaves_to_its_preset_are_named_where_they_differ():
-    results = made_results("table5-heterogeneity", seeds=1, rounds=1)
-    training = {**results[0].config["training"], "momentum": 0.25}
-    more = [replace(each, config={**each.config, "training": training}) for each in results]
-    assert commands([*results, *more]) == [
-        f"outvote bench table5-heterogeneity --seeds 1 --part {part}{words}"
-        for part in ("main", "other-side", "all-clients")
-        for words in (" --set training.momentum=0.25", "")
     ]
 
 
@@ -132,13 +116,6 @@ def test_what_a_part_has_no_row_or_column_for_is_set():
     (command,) = commands([added])
     assert "--set 'attack=\"zero\"'" in command
     assert (added.config["rule"], "zero") in run_by(command)
-
-
-def test_rules_of_one_name_are_distinguished_by_their_parameters():
-    results = made_results("table3-num-groups", seeds=1, rounds=1)
-    some = [each for each in results if each.setting("rule.num_groups") == 100][:2]
-    (command,) = commands(some)
-    assert {rule for rule, _ in run_by(command)} == {each.config["rule"] for each in some}
 
 
 def test_tables_and_records_have_the_same_commands_as_the_page():

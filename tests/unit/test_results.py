@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outvote.metrics.round_record import Record
 from outvote.results import checkpoint as checkpoints
 from outvote.results import disk
 from outvote.results.audit_log import audit_arrays
@@ -23,7 +22,8 @@ from outvote.results.disk import (
     read_lines,
 )
 from outvote.results.folder import RunFolder, Writer, find_runs
-from outvote.results.schema import VERSION, Environment, Round, Status, Timing
+from outvote.results.round import Round
+from outvote.results.schema import VERSION, Environment, Status, Timing
 from outvote.results.series import series_of, summary_of
 
 ENVIRONMENT = Environment(
@@ -42,6 +42,7 @@ ENVIRONMENT = Environment(
 def a_round(number: int, **facts) -> Round:
     usual = {
         "round": number,
+        "num_samples": 7,
         "loss": 0.1 * number,
         "accuracy": 0.5,
         "clients": (1, 4),
@@ -134,24 +135,20 @@ def test_a_full_disk_is_reported_and_leaves_the_last_checkpoint_intact(tmp_path,
 
 
 def test_lines_are_strict_json_and_floats_come_back_to_the_last_bit(tmp_path):
-    append_line(tmp_path / "metrics.jsonl", a_round(1, loss=float("nan")))
+    append_line(tmp_path / "metrics.jsonl", a_round(1, loss=float("nan")).line())
     text = (tmp_path / "metrics.jsonl").read_text()
     line = json.loads(text, parse_constant=lambda word: pytest.fail(f"not JSON: {word}"))
     of_clients = ("client_accuracy", "worst_decile", "client_accuracies")
-    absent = ("num_samples", "test_loss", *of_clients, "diagnostics", "theory")
-    assert list(line) == [name for name in Round.__struct_fields__ if name not in absent]
+    absent = ("test_loss", *of_clients, "diagnostics", "theory")
+    assert list(line) == [name for name in Round.__slots__ if name not in absent]
     assert line["scores"] == [0.30000000000000004, None]
     assert read_lines(tmp_path / "metrics.jsonl", Round)[0].deviation == 1e-17
-
-
-def test_the_lines_are_the_fields_of_a_record():
-    assert Round.__struct_fields__ == Record.__slots__
 
 
 def test_a_half_written_last_line_does_not_count_and_is_cut_off(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for number in (1, 2, 3):
-        append_line(path, a_round(number))
+        append_line(path, a_round(number).line())
     whole = path.read_bytes()
     path.write_bytes(whole[:-7])
     assert [line.round for line in read_lines(path, Round)] == [1, 2]
@@ -165,7 +162,7 @@ def test_only_an_unfinished_last_line_is_cut_off(tmp_path, tail):
     """What stands behind a damaged line is evidence: an audit log must not lose it."""
     path = tmp_path / "audit.jsonl"
     for number in (1, 2, 3, 4):
-        append_line(path, a_round(number))
+        append_line(path, a_round(number).line())
     lines = path.read_bytes().splitlines(keepends=True)
     damaged = lines[0] + lines[1][:20] + b"\n\xff\n" + lines[2] + lines[3]
     path.write_bytes(damaged + tail)

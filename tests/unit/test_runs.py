@@ -5,7 +5,6 @@ import json
 import re
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -15,8 +14,7 @@ from command_line import run
 from made_results import made_results, without_kept, write_store
 from outvote.report.cells import METRICS
 from outvote.report.figures import figure_file
-from outvote.report.runs import MOST_ROWS, Runs
-from outvote.results.disk import StoreError
+from outvote.report.runs import Runs
 from outvote.results.export import to_export
 from outvote.results.run import Result
 
@@ -57,13 +55,6 @@ def test_a_damaged_run_is_left_out_with_a_warning(tmp_path):
         runs = ov.read_runs(tmp_path)
     assert len(runs) == len(results) - 1
     assert [each.filename for each in caught] == [__file__]
-
-
-def test_a_path_without_runs_is_an_error(tmp_path):
-    with pytest.raises(StoreError, match="there is no file or folder"):
-        ov.read_runs(tmp_path / "nowhere")
-    with pytest.raises(StoreError, match="no runs in no path"):
-        ov.read_runs()
 
 
 def test_runs_are_a_sequence(runs):
@@ -142,13 +133,6 @@ def test_a_summary_shows_the_settings_that_differ_and_numbers_as_tables_do(runs)
     assert page == runs.summary()._repr_html_()
 
 
-def test_a_long_summary_is_cut_and_states_it():
-    runs = Runs(made_results({**TWO, "rounds": 1}, seeds=10))
-    assert len(runs) == 80
-    assert repr(runs.summary()).count("\n") == MOST_ROWS + 1
-    assert "20 more runs; to_frame() has all." in runs._repr_html_()
-
-
 def test_names_in_html_are_escaped():
     one = made_results(TWO, seeds=1)[0]
     odd = replace(one, suite="<script>\x1b", config={**one.config, "rule": "<b>&(median)"})
@@ -157,14 +141,6 @@ def test_names_in_html_are_escaped():
         assert "<b>" not in page
         assert "\x1b" not in page
         assert "&lt;b&gt;&amp;" in page
-
-
-def test_the_text_of_runs_counts_them(runs):
-    assert repr(runs) == "<16 runs of own: 2 rules, 2 attacks, 2 seeds>"
-    status = msgspec.structs.replace(runs[0].status, outcome="running")
-    begun = Runs([replace(runs[0], status=status)])
-    assert repr(begun) == "<1 run of own: 1 rule, 1 attack, 1 seed; 1 unfinished>"
-    assert repr(Runs([])) == "<0 runs>"
 
 
 @pytest.mark.parametrize("metric", [None, "final", "deviation", "kept_byzantine"])
@@ -195,13 +171,6 @@ def test_a_table_of_a_suite_has_parts_and_the_papers_numbers():
         assert (f"<strong>{cell}</strong>" if bold else f">{cell}<") in page
     with pytest.raises(ValueError, match="unknown part 'man'; did you mean 'main'"):
         runs.table(part="man")
-
-
-def test_a_table_as_a_frame_has_a_row_per_cell(runs):
-    pytest.importorskip("pandas")
-    frame = runs.table().to_frame()
-    assert len(frame) == 2 * 2 * 2
-    assert frame["best_mean"].notna().all()
 
 
 def test_what_is_not_known_is_a_dash(runs):

@@ -13,8 +13,8 @@ import outvote as ov
 from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import first_state, make_run_stack, simulate
-from outvote.metrics.round_record import Record
 from outvote.ops.keyed_order import LARGEST_SORTED
+from outvote.results.round import Round
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.samples import ByteImages
 
@@ -111,7 +111,7 @@ def test_five_rounds_are_the_same(both, number: int, device):
     assert float((together[number] - alone[number]).norm()) < 5e-3 * float(moved)
 
 
-def _apart(mine: Record, theirs: Record) -> float:
+def _apart(mine: Round, theirs: Round) -> float:
     """Return the largest difference of the scores of a client, relative to the largest score."""
     one, other = np.array(mine.scores), np.array(theirs.scores)
     return float(abs(other - one).max() / abs(one).max())

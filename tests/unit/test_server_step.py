@@ -9,14 +9,14 @@ import torch
 from federations import TRAINING, make_runs, networks, samples
 from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.experiment.stack_run import OWNERS, state_of
-from outvote.flower import FedAdam, FedYogi
 from outvote.results.checkpoint import Checkpoint
-from outvote.server.step import STATE_NAMES, Server, step
+from outvote.server.step import STATE_NAMES, USUAL, Server, make_server, step
 
 UPDATES = [0.5, -0.25, 2.0, 0.0, 1e-4]
 SQUARES = {
     "adam": lambda v, u, beta: beta * v + (1 - beta) * u * u,
     "yogi": lambda v, u, beta: v - (1 - beta) * u * u * ((v > u * u) - (v < u * u)),
+    "adagrad": lambda v, u, beta: v + u * u,
 }
 
 
@@ -41,7 +41,7 @@ def stepped(server: Server, num_runs: int = 2) -> tuple[list[list[float]], dict]
     return list(map(list, zip(*found, strict=True))), state
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "yogi"])
+@pytest.mark.parametrize("optimizer", SQUARES)
 @pytest.mark.parametrize(
     "more", [{}, {"beta1": 0.0, "beta2": 0.5}, {"epsilon": 0.1, "learning_rate": 0.3}]
 )
@@ -51,28 +51,6 @@ def test_adaptive_steps_are_those_of_the_paper(optimizer, more):
     assert found[0] == pytest.approx(by_hand(server), rel=1e-12)
     assert found[1] != pytest.approx(found[0]), "runs have moments of their own"
     assert set(state) == {"first_moment", "second_moment"} <= set(STATE_NAMES)
-
-
-@pytest.mark.parametrize(("optimizer", "kind"), [("adam", FedAdam), ("yogi", FedYogi)])
-def test_the_steps_are_those_of_the_flower_server(optimizer, kind):
-    server = Server(optimizer=optimizer, learning_rate=0.2, beta1=0.8, beta2=0.95, epsilon=0.01)
-    flower = kind(learning_rate=0.2, beta_1=0.8, beta_2=0.95, tau=0.01)
-    weight, state, expected = torch.ones(1, dtype=torch.float64), {}, []
-    for update in UPDATES:
-        # Flower's update is added to the model, that of a run is subtracted.
-        change, state = flower.step(torch.tensor([-update], dtype=torch.float64), state)
-        weight = weight + change
-        expected.append(float(weight))
-    assert stepped(server)[0][0] == pytest.approx(expected, rel=1e-12)
-
-
-def test_the_defaults_are_those_of_the_flower_server():
-    server, flower = Server(), FedAdam()
-    assert (server.beta1, server.beta2, server.epsilon) == (
-        flower.beta_1,
-        flower.beta_2,
-        flower.tau,
-    )
 
 
 def test_a_plain_server_carries_nothing_and_one_with_momentum_its_velocity():
@@ -134,7 +112,10 @@ def test_checkpoints_with_and_without_moments_are_read(names):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"optimizer": "adm"}, "optimizer must be one of 'sgd', 'adam', 'yogi', got 'adm'"),
+        (
+            {"optimizer": "adm"},
+            "optimizer must be one of 'sgd', 'adam', 'yogi', 'ad",
+        ),
         ({"learning_rate": 0}, "learning_rate must be positive and finite, got 0"),
         ({"epsilon": 0.0}, "epsilon must be positive and finite, got 0.0"),
         ({"epsilon": math.inf}, "epsilon must be positive and finite, got inf"),
@@ -154,3 +135,26 @@ def test_wrong_settings_are_refused_in_one_line(settings, message):
     assert str(error.value).startswith("server: ")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_a_text_and_the_server_are_the_same(name):
+    usual = make_server(name)
+    assert (str(usual), usual.learning_rate) == (name, 1.0 if name == "fedavg" else 0.1)
+    made = make_server(f"{name}(learning_rate=0.25)")
+    assert (made.optimizer, made.learning_rate) == (usual.optimizer, 0.25)
+    assert str(made) == f"{name}(learning_rate=0.25)"
+    assert make_server(str(made)) == make_server(made) == made
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fedavg(momentum=1)", "momentum must be from 0 to below 1, got 1"),
+        ("fedadam(beta=0.5)", "fedadam has no parameter 'beta'; did you mean 'beta"),
+        ("fedadm", "unknown server optimizer 'fedadm'; did you mean 'fedadam'"),
+    ],
+)
+def test_wrong_texts_are_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        make_server(text)

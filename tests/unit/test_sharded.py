@@ -103,6 +103,14 @@ def run(folder, cases, timeout=300):
     return [json.loads(path.read_text()) if path.exists() else None for path in paths]
 
 
+CAPPED = {
+    "num_byzantine": 0,
+    "seed": 5,
+    "sample_counts": [10] * (NUM_CLIENTS - 1) + [10**9],
+    "count_cap": 1.5,
+}
+
+
 def write_updates(folder):
     (folder / "updates").mkdir()
     generator = torch.Generator().manual_seed(0)
@@ -120,6 +128,7 @@ def found(tmp_path_factory):
     cases = {text: case(text) for text in [*RULES, *NEED_ROWS]}
     cases |= {f"hard {text}": case(text, "hard") for text in HARD_RULES}
     cases |= {f"few {text}": case(text, "few") for text in ("median", "gas(multi-krum)")}
+    cases["cap"] = case("mean", options=CAPPED)
     cases["torch"] = case("gas(median)", is_torch=True)
     no_seed = {"options": {"num_byzantine": 2}}
     cases["no seed"] = case("gas(median)", **no_seed)
@@ -140,8 +149,9 @@ def found(tmp_path_factory):
     return {name: [each[name] for each in results] for name in cases} | {"folder": folder}
 
 
-def assert_same(text, found, rows):
-    same = ov.make_rule(text).inspect(rows, clients=CLIENTS, **case(text)["options"])
+def assert_same(text, found, rows, options=None):
+    options = case(text)["options"] if options is None else options
+    same = ov.make_rule(text).inspect(rows, clients=CLIENTS, **options)
     assert not [each["error"] for each in found if "error" in each]
     rtol = 1e-4 if any(word in text for word in ROUGH) else 1e-6
     for each in found:
@@ -162,6 +172,12 @@ def assert_same(text, found, rows):
 def test_four_processes_have_the_verdict_of_one(found, text):
     assert_same(text, found[text], ROWS["usual"])
     assert found[text][1]["dtype"] == "float32"
+
+
+def test_a_claim_counts_as_often_as_the_cap(found):
+    assert_same("mean", found["cap"], ROWS["usual"], CAPPED)
+    num_others = NUM_CLIENTS - 2  # One sends NaN.
+    assert found["cap"][0]["weights"][-1] == pytest.approx(1.5 / (num_others + 1.5))
 
 
 @pytest.mark.parametrize("text", HARD_RULES)

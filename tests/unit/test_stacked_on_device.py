@@ -15,8 +15,8 @@ from outvote.seeding import RandomStream
 from outvote.server.step import Server
 from outvote.training import stacked_trainer
 from outvote.training.batches import draw_batches
-from outvote.training.im2col import Im2Col, with_zeros
-from outvote.training.local_sgd import LocalSGD, take_step
+from outvote.training.im2col import im2col
+from outvote.training.local_sgd import LocalSGD
 from outvote.training.objective import Objective
 from outvote.training.samples import ByteImages
 from outvote.training.sequential import SequentialTrainer
@@ -44,12 +44,12 @@ def test_im2col_and_its_gradients_are_those_of_torch(
 ):
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(shape, generator=generator, dtype=dtype).to(device).requires_grad_()
-    windows = Im2Col.apply(images, size, stride, padding)
+    windows = im2col(images, size, stride, padding)
     flat = images.detach().flatten(0, 1).movedim(-1, 1).cpu().double().requires_grad_()
     unfolded = torch.nn.functional.unfold(flat, size, stride=stride, padding=padding)
     # unfold has the channels before the window.
     expected = unfolded.unflatten(1, (shape[-1], size * size)).movedim(1, 2).flatten(1, 2).mT
-    expected = with_zeros(expected, expected.shape[-1])
+    expected = torch.nn.functional.pad(expected, (0, -expected.shape[-1] % 8))
     torch.testing.assert_close(
         windows.detach().flatten(0, 1).flatten(1, 2).cpu().double(), expected.detach()
     )
@@ -58,53 +58,6 @@ def test_im2col_and_its_gradients_are_those_of_torch(
     (expected * weights.flatten(0, 1).flatten(1, 2).double()).sum().backward()
     found = images.grad.flatten(0, 1).movedim(-1, 1).cpu().double()
     torch.testing.assert_close(found, flat.grad, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("max_norm", [None, 2.0, 1e6])
-@pytest.mark.parametrize("is_copied", [False, True])
-def test_a_step_is_that_of_plain_sgd(max_norm: float | None, is_copied: bool, device):
-    generator = torch.Generator().manual_seed(1)
-    given = [torch.randn(3, 10_000, generator=generator) for _ in range(3)]
-    training = LocalSGD(max_norm=max_norm, momentum=0.5, weight_decay=1e-3)
-    exact = [values.double().clone() for values in given]
-    take_step(exact[0], exact[1], exact[2], None, training, 0.1)
-    weights, gradients, velocities = (values.clone().to(device) for values in given)
-    copied = weights.bfloat16() if is_copied else None
-    take_step(weights, gradients, velocities, copied, training, 0.1)
-    torch.testing.assert_close(weights.cpu().double(), exact[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(velocities.cpu().double(), exact[2], rtol=1e-5, atol=1e-5)
-    if copied is not None:
-        torch.testing.assert_close(copied, weights.bfloat16())
-
-
-def test_the_first_and_last_steps_need_no_velocities_or_copies(device):
-    generator = torch.Generator().manual_seed(2)
-    start = torch.randn(2, 5000, generator=generator)
-    runs = torch.tensor([1, 0, 1])
-    gradients = [torch.randn(3, 5000, generator=generator) for _ in range(2)]
-    training = LocalSGD(momentum=0.5, weight_decay=1e-3)
-    exact, velocities = start[runs].double(), torch.zeros(3, 5000, dtype=torch.float64)
-    for gradient in gradients:
-        take_step(exact, gradient.double(), velocities, None, training, 0.1)
-    # What is not set yet must not be read.
-    weights, moved = (torch.full((3, 5000), torch.nan, device=device) for _ in range(2))
-    copied = start[runs].bfloat16().to(device)
-    for number, gradient in enumerate(gradients):
-        is_first = number == 0
-        take_step(
-            weights,
-            gradient.clone().to(device),
-            moved,
-            copied,
-            training,
-            0.1,
-            is_first=is_first,
-            start=(start.to(device), runs.to(device)) if is_first else None,
-            num_going=3 if is_first else 0,
-        )
-        if is_first:
-            torch.testing.assert_close(copied, weights.bfloat16())
-    torch.testing.assert_close(weights.cpu().double(), exact, rtol=1e-5, atol=1e-5)
 
 
 def mixed() -> nn.Module:
@@ -176,7 +129,7 @@ def test_rows_have_the_order_of_the_tasks_however_many_train_at_once(precision, 
     start = torch.cat([b.flatten().double() for b in module.buffers()]).to(device)
     buffers = start.repeat(2, 1)
     tasks = ragged_tasks(training, num_runs=2)
-    trainer = StackedTrainer(module, samples, precision)
+    trainer = StackedTrainer(module, samples, precision=precision)
     trainer._num_models, trainer._num_tasks = at_once, len(tasks)
     found = trainer.train(weights, buffers, tasks, training, 0.05)
     plain = SequentialTrainer(module, samples, Objective())
@@ -219,40 +172,6 @@ def test_models_that_do_not_fit_are_trained_in_halves(device, monkeypatch):
     for each in found:
         torch.testing.assert_close(each.gradients, expected.gradients)
         torch.testing.assert_close(each.losses, expected.losses)
-
-
-def test_evaluation_is_measured_once_and_cut_by_what_is_pooled(device, monkeypatch):
-    random = np.random.default_rng(0)
-    images = random.integers(0, 256, (90, 8, 8, 1), dtype=np.uint8)
-    samples = ByteImages(images, random.integers(0, 4, 90), mean=[0.5], std=[0.3], device=device)
-    # A pooling that no kernel knows.
-    pool = nn.MaxPool2d(2, ceil_mode=True)
-    module = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), pool, nn.Flatten(), nn.Linear(128, 4))
-    row = nn.utils.parameters_to_vector(module.parameters()).detach().to(device)
-    weights, buffers = torch.stack([row, -row]), torch.empty(2, 0, dtype=torch.float64)
-    whole = StackedTrainer(module, samples).evaluate(weights, buffers.to(device), samples)
-    # Two runs of 8 x 8 x 8 values per sample.
-    monkeypatch.setattr(stacked_trainer, "MOST_POOLED", 40 * 2 * 512)
-    sizes, real = [], StackedModel.evaluated
-
-    def evaluated(model, *given):
-        logits_of = real(model, *given)
-
-        def counted(some):
-            sizes.append(some.shape[1])
-            return logits_of(some)
-
-        return counted
-
-    monkeypatch.setattr(StackedModel, "evaluated", evaluated)
-    trainer = StackedTrainer(module, samples)
-    for _ in range(2):
-        found = trainer.evaluate(weights, buffers.to(device), samples)
-        assert [each.accuracy for each in found] == [each.accuracy for each in whole]
-    few = stacked_trainer.FEW_SAMPLES
-    # What is pooled; on a GPU also the memory of few samples, and of twice as many.
-    measured = [few] if device.type == "cpu" else [few, few, 2 * few]
-    assert sizes == measured + [30, 30, 30] * 2
 
 
 @pytest.mark.parametrize(
@@ -337,7 +256,7 @@ def test_other_precisions_stay_close_to_float32(precision: str, network, device)
     start = first_state([module], samples)
     updates, buffers = [], []
     for kind in ("float32", precision):
-        stack = replace(stack, trainer=StackedTrainer(module, samples, kind))
+        stack = replace(stack, trainer=StackedTrainer(module, samples, precision=kind))
         *_, last = simulate(stack, start, 1)
         updates.append((last.state.weights - start.weights).double())
         buffers.append(last.state.buffers.double())
@@ -360,7 +279,7 @@ def test_float64_samples_can_be_trained_on_in_bfloat16(device):
         num_sampled=2,
     )
     stack = make_run_stack(module, samples, samples, [run], training=LocalSGD(), num_classes=4)
-    stack = replace(stack, trainer=StackedTrainer(module, samples, "bfloat16"))
+    stack = replace(stack, trainer=StackedTrainer(module, samples, precision="bfloat16"))
     start = first_state([module], samples)
     *_, last = simulate(stack, start, 1)
     assert last.state.buffers.dtype == torch.float64

@@ -9,12 +9,11 @@ from made_results import made_results
 from outvote.attacks.attack_spec import make_attack
 from outvote.experiment.choosing import Choice, choose
 from outvote.experiment.plan import plan_part, plan_suite
-from outvote.experiment.run_spec import RunSpec, as_table
+from outvote.experiment.run_spec import as_table
 from outvote.grids import flat
 from outvote.models.model_spec import make_model
 from outvote.results.labels import label, value_of
 from outvote.rules.rule_spec import make_rule
-from outvote.suites.presets import PRESETS
 from outvote.suites.suite import read_suite, suite_names
 
 DNC = "dnc(removal_factor=4.0, num_iterations=1, num_coordinates=10000)"
@@ -249,23 +248,3 @@ def test_table_1_is_360_runs_of_12_rules_under_6_attacks():
     assert (len(main.rows), len(main.values), len(main.seeds)) == (12, 6, 5)
     assert [len(plan_part(suite, part).specs) for part in suite.parts] == [360, 30, 180, 30, 360]
     assert len(plan_suite(suite).specs) == 960
-
-
-def test_smoke_has_every_shape_that_a_suite_of_the_paper_has():
-    def shapes(names):
-        return {(part.columns, part.kind) for name in names for part in read_suite(name).parts}
-
-    assert shapes(TABLES) <= shapes(["smoke"])
-    assert {part.settings["data"]["name"] for part in read_suite("smoke").parts} == {
-        "fashion-mnist-small"
-    }
-
-
-def test_the_defaults_are_those_that_were_decided():
-    spec = RunSpec()
-    assert (spec.aggregate, spec.data.balance, spec.data.min_size) == ("parameters", True, 10)
-    assert spec.federation.assumed_byzantine == "oracle"
-    assert (make_rule("rfa").num_iterations, make_rule("dnc").removal_factor) == (3, 1.0)
-    assert make_rule("rfa").smoothing == 1e-6
-    assert make_attack("lie").z == 1.5
-    assert PRESETS["paper"] == PRESETS["paper-cifar10"]

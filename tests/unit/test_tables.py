@@ -14,7 +14,7 @@ import pytest
 from made_results import ENVIRONMENT, made_results, without_kept, without_weights
 from outvote.experiment.plan import make_plan, table_cells
 from outvote.report import table_formats
-from outvote.report.cells import METRICS, OF_CLIENTS, Cell, spread_of
+from outvote.report.cells import METRICS, OF_CLIENTS, spread_of
 from outvote.report.html_report import facts_of
 from outvote.report.layout import grids_of
 from outvote.report.provenance import provenance_of
@@ -307,26 +307,6 @@ def test_a_cell_with_two_numbers_of_rounds_needs_two_tables():
     assert titles == ["CIFAR-10, p = 1000, rounds = 90", "CIFAR-10, p = 1000, rounds = 200"]
 
 
-def test_missing_columns_have_the_rounds_of_most_columns_in_their_command():
-    full = made_results("table1-cifar10", seeds=1, rounds=3, parts=("main",))
-    own = [each for each in full if each.attack in ("lie", "min-max", "ipm")]
-    text = markdown(grids_of(with_rounds(own, 90, "min-max", "ipm")))
-    bench = "`outvote bench table1-cifar10 --part main"
-    few = "--attack bit-flip --attack label-flip --attack min-max --attack min-sum --attack ipm"
-    assert f"run them with {bench} {few} --set rounds=90`, and {bench} --attack lie`." in text
-
-
-def test_each_number_of_rounds_has_a_command_that_names_its_attacks():
-    full = made_results("table1-cifar10", seeds=1, rounds=3, parts=("main",))
-    attacks = ("bit-flip", "label-flip", "min-max", "min-sum", "ipm")
-    commands = provenance_of(grids_of(with_rounds(full, 90, *attacks))).commands
-    named = " ".join(f"--attack {name}" for name in attacks)
-    assert sorted(commands) == [
-        "outvote bench table1-cifar10 --seeds 1 --part main --attack lie",
-        f"outvote bench table1-cifar10 --seeds 1 --part main --set rounds=90 {named}",
-    ]
-
-
 def test_own_runs_have_rules_as_rows_attacks_as_columns_and_tables_for_the_rest():
     grids = grids_of(made_results({**OWN, "data": {"beta": [0.5, 0.1]}}))
     assert [grid.title for grid in grids] == ["β = 0.1", "β = 0.5"]
@@ -402,14 +382,6 @@ def parameters_by_depth(found):
         (found,) = found.inside
 
 
-def test_parameters_stand_in_the_rule_that_has_them():
-    first, second = "gas(flame.py:Flame(noise=0.001))", "gas(flame.py:Flame, num_groups=10)"
-    assert names_of([first, second]) == {
-        first: "gas(flame.py:Flame(noise=0.001), num_groups=1000)",
-        second: "gas(flame.py:Flame, num_groups=10)",
-    }
-
-
 def code_of(result, digest, path="mine.py"):
     environment = msgspec.structs.replace(
         result.environment, code=(CodeUsed(path=path, checksum=digest),)
@@ -470,14 +442,6 @@ def test_a_run_of_an_earlier_version_is_apart_from_runs_whose_code_is_known():
     assert grid.rows == ("mine.py:Mine, code aaaaaaa", "mine.py:Mine, code unknown")
 
 
-def test_the_provenance_names_revisions_of_the_protocol_if_there_are_several():
-    results = made_results({**OWN, "rule": "median", "attack": "lie"}, seeds=2)
-    assert "Revisions" not in provenance_of(grids_of(results)).text()
-    newer = msgspec.structs.replace(ENVIRONMENT, revision=2)
-    mixed = provenance_of(grids_of([results[0], replace(results[1], environment=newer)]))
-    assert "Revisions of the protocol: 2, unknown; they may differ by rounding." in mixed.text()
-
-
 def test_the_provenance_states_that_the_commit_of_some_runs_is_unknown():
     results = made_results({**OWN, "rule": "median", "attack": "lie"}, seeds=2)
     without = msgspec.structs.replace(ENVIRONMENT, commit=None)
@@ -498,16 +462,6 @@ def test_the_provenance_names_protocols_if_there_are_several():
     assert note in markdown(mixed, "best")
     assert note in html(mixed, "best")
     assert "Protocols" not in html(grids_of(results), "best")
-
-
-def test_the_csv_names_the_protocols_of_each_cell():
-    old = made_results({**OWN, "rule": "median"}, seeds=2)
-    newer = msgspec.structs.replace(ENVIRONMENT, protocol=2)
-    mixed = [replace(old[0], environment=newer), *old[1:]]
-    rows = list(csv.DictReader(io.StringIO(to_csv(grids_of(mixed)))))
-    assert {row["value"]: row["protocols"] for row in rows} == {
-        each.attack: "1 2" if each.attack == old[0].attack else "1" for each in old
-    }
 
 
 def test_revisions_are_in_the_order_of_their_numbers():
@@ -534,13 +488,6 @@ def test_an_unknown_part_is_named_with_the_closest():
     assert {grid.part for grid in grids_of(table1(), "main")} == {"main"}
 
 
-def test_several_parts_can_be_wanted():
-    both = ["main", "other-side"]
-    assert {grid.part for grid in grids_of(table1(), both)} == set(both)
-    with pytest.raises(ValueError, match=r"unknown part 'mian'.*main"):
-        grids_of(table1(), ["other-side", "mian"])
-
-
 @pytest.mark.parametrize("write", [markdown, latex, to_csv, as_json])
 def test_the_same_runs_in_any_order_give_the_same_text(write):
     results = table1()
@@ -562,10 +509,6 @@ def test_differences_to_the_paper_add_up_as_printed():
     for ours, papers, difference in found:
         printed = float(difference.replace("−", "-"))
         assert printed == pytest.approx(float(ours) - float(papers), abs=1e-9)
-
-
-def test_the_papers_number_stands_where_ours_is_missing():
-    assert "not run (paper 59.23)" in markdown(grids_of(table1()[:1]), "best", paper=True)
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -595,15 +538,6 @@ def test_latex_is_balanced_and_every_row_has_all_columns(metric, paper):
 def test_latex_has_the_best_in_bold():
     grid = grids_of(table1())[0]
     assert latex([grid], "best").count(r"\textbf{") == len(bold(grid, "best"))
-
-
-def test_names_from_files_cannot_break_a_markdown_table():
-    results = made_results(OWN, seeds=1)
-    hostile = [with_rule(each, "'a|b\n# <b>*x*`y`.py:R'") for each in results]
-    text = markdown(grids_of(hostile), "best")
-    assert {len(line) for line in table_lines(text)} == {4}
-    assert "<b>" not in text.replace("\\<b\\>", "")
-    assert "\n# " not in text
 
 
 def test_the_csv_reads_back_to_the_records():
@@ -681,34 +615,6 @@ def test_rules_that_tolerate_no_byzantine_client_are_named():
     assert "Tolerates no Byzantine client among so few: bulyan.\n" in markdown(
         grids_of(results)[:1], "best"
     )
-
-
-def test_an_empty_cell_has_nothing():
-    assert (Cell().spread("best"), Cell().difference("best"), Cell().seeds) == (None, None, [])
-
-
-def test_commands_have_the_precision_of_the_runs():
-    results = table1(seeds=1)
-    half = [replace(each, config={**each.config, "precision": "bfloat16"}) for each in results]
-    text = markdown(grids_of(half), "best")
-    assert "run them with `outvote bench table1-cifar10 --part main --precision bfloat16`." in text
-    assert provenance_of(grids_of(half)).commands == [
-        f"outvote bench table1-cifar10 --seeds 1 --precision bfloat16 --part {part}"
-        for part in ("main", "lie-p100")
-    ]
-    both = [*results, *(replace(each, name=f"{each.name}b") for each in half)]
-    assert provenance_of(grids_of(both)).commands == [
-        f"outvote bench table1-cifar10 --seeds 1{precision} --part {part}"
-        for part in ("main", "lie-p100")
-        for precision in (" --precision bfloat16", "")
-    ]
-
-
-def test_a_table_of_unfinished_runs_is_not_one_without_runs():
-    text = markdown(grids_of([ended(each, "interrupted") for each in table1(seeds=1)])[:1], "best")
-    assert "None of these runs is finished." in text
-    assert "No run is finished. Not counted, because unfinished: 72 interrupted." in text
-    assert "unknown" not in text
 
 
 @pytest.mark.parametrize("write", [markdown, latex])
@@ -799,10 +705,6 @@ def test_deviations_of_any_size_can_be_read(far):
 def test_runs_without_weights_show_the_selection_rate():
     results = made_results("figure1-motivation", seeds=1, rounds=2, parts=("iid", "non-iid"))
     old = grids_of([without_weights(each) for each in results])
-    text = markdown(old, paper=True)
-    assert text.count("Byzantine selection rate (share of sampled Byzantine clients") == 2
-    assert text.count("Best accuracy of all rounds, in percent") == 2
-    assert "| not measured |" in markdown(old, "byzantine_weight")
     assert {each["metric"] for each in records(old)} == {"kept_byzantine"}
 
 

@@ -26,7 +26,6 @@ from outvote.experiment.run_spec import RunSpec, as_table, checked
 from outvote.metrics.certificate import LocalPass
 from outvote.metrics.theory import (
     GASBound,
-    Theory,
     descent_bound,
     lemma1_factor,
     squared_pair_distance,
@@ -34,7 +33,7 @@ from outvote.metrics.theory import (
 )
 from outvote.results.collect import collect
 from outvote.results.export import read_export, to_export
-from outvote.results.schema import Measured
+from outvote.results.round import Theory
 from outvote.results.series import SERIES, THEORY
 from outvote.seeding import RandomStream
 from outvote.training.local_sgd import LocalSGD
@@ -477,7 +476,7 @@ def test_the_theory_is_another_run_and_runs_without_are_what_they_were():
 
 
 def test_the_columns_are_the_fields_of_the_record():
-    assert Measured.__struct_fields__ == Theory.__slots__ == THEORY
+    assert Theory.__slots__ == THEORY
     assert not set(SERIES) & set(THEORY)
 
 

@@ -8,18 +8,16 @@ import torch
 from torch import Tensor
 
 from outvote.attacks.positions import Positions
-from outvote.attacks.statistics import Measured, Wanted, measure
 from outvote.axes import PerClient, PerCoordinate, Rows
 from outvote.errors import check_choice, plural, was
 from outvote.flat import finite_rows, to_float
 from outvote.ops.memory import fresh, on_device
+from outvote.ops.moments import Measured, Request, distances, measure
 from outvote.ops.precision import work_dtype
 from outvote.ops.rows import row_norms
-from outvote.ops.threads import lazy, mapped
+from outvote.ops.threads import lazy
 from outvote.seeding import RandomStream
 
-# Coordinates that are processed together.
-PIECE = 1 << 16
 SPREADS = ("population", "sample", "variance")
 
 Defence = Callable[[Rows, Sequence[int]], tuple[PerCoordinate, Tensor | None]]
@@ -185,24 +183,24 @@ class AttackContext:
         found = finite_rows(flat, row_norms(flat).tolist())
         return on_device(found, self.device).view(rows.shape[:2])
 
-    def measured(self, wanted: Wanted) -> Measured:
+    def measured(self, request: Request) -> Measured:
         """Measure the honest clients; in float64 without diverged clients if that is needed."""
         dtype = work_dtype(self.gradients.dtype)
-        found = measure(self.gradients, self.is_counted, dtype, wanted)
+        found = measure(self.gradients, self.is_counted, dtype, request)
         if found.is_safe():
             return found
         careful = self.checked
-        return measure(careful.gradients, careful.is_counted, torch.float64, wanted)
+        return measure(careful.gradients, careful.is_counted, torch.float64, request)
 
     @lazy
     def moments(self) -> Measured:
         """The mean and the standard deviation of the honest clients."""
-        return self.measured(Wanted(spread=True))
+        return self.measured(Request(spread=True))
 
     @lazy
     def mean(self) -> PerCoordinate:
         """The mean of the honest clients."""
-        found = self.__dict__.get("moments") or self.measured(Wanted())
+        found = self.__dict__.get("moments") or self.measured(Request())
         return found.mean
 
     def spread(self, kind: str) -> PerCoordinate:
@@ -239,16 +237,7 @@ class AttackContext:
 
     def distances(self, updates: PerCoordinate) -> PerClient:
         """Return the distances of the updates to the honest means, per run, float64."""
-        if updates.device.type != "cpu":
-            return norm(updates.to(self.mean.dtype) - self.mean)
-
-        # In pieces that stay in the cache.
-        def work(pieces: tuple[Tensor, Tensor]) -> Tensor:
-            update, mean = pieces
-            return norm(update.to(mean.dtype) - mean)
-
-        pairs = zip(updates.split(PIECE, dim=-1), self.mean.split(PIECE, dim=-1), strict=True)
-        return norm(torch.stack(mapped(work, list(pairs)), dim=-1))
+        return distances(updates, self.mean)
 
     def notes(self) -> tuple[str, ...]:
         """Return who diverged, as far as rows were checked, and what was done about it."""
@@ -270,15 +259,6 @@ class AttackContext:
                 f"{dtype.removeprefix('torch.')}; replaced by the honest mean"
             )
         return tuple(notes)
-
-
-def norm(vectors: Tensor) -> Tensor:
-    """Return Euclidean norms in float64; squares of large float32 numbers overflow."""
-    norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1).double()
-    if vectors.dtype == torch.float64 or bool((norms.isfinite() & (norms > 1e-12)).all()):
-        return norms
-    exact: Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
-    return exact
 
 
 def in_range(rows: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,16 +9,15 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from outvote.attacks.attack import Attack, AttackOutput
-from outvote.attacks.context import AttackContext, in_range, norm
+from outvote.attacks.context import AttackContext, in_range
 from outvote.attacks.gaussian import random_rows
 from outvote.attacks.line_search import scaled
 from outvote.attacks.parameters import check_number
-from outvote.attacks.statistics import Measured, Wanted
 from outvote.axes import PerCoordinate
 from outvote.errors import check_choice
+from outvote.ops.moments import Measured, Request, fill_between, norm
 
 Array = NDArray[np.float64]
-PIECE = 1 << 15
 
 
 @final
@@ -74,23 +73,21 @@ class Fang(Attack):
         if self.target == "krum":
             return self._fool_krum(context)
         low, high = beyond(
-            context.measured(Wanted(extremes=True)), self.stretch, context.gradients.dtype
+            context.measured(Request(extremes=True)), self.stretch, context.gradients.dtype
         )
         width = high - low
-        # On a CPU in pieces that stay in the cache.
-        size = PIECE if context.device.type == "cpu" else context.dim
 
         def draw(row: Tensor, generator: Generator, run: int) -> None:
-            pieces = (part.split(size) for part in (row, width[run], low[run]))
-            for into, reach, first in zip(*pieces, strict=True):
-                into.uniform_(generator=generator).mul_(reach).add_(first)
+            fill_between(row, low[run], width[run], generator)
 
         return AttackOutput(rows=random_rows(context, draw))
 
     def _fool_krum(self, context: AttackContext) -> AttackOutput:
         """Send -lambda * sign(mean); everything that Krum uses follows from inner products."""
-        wanted = Wanted(spread=True, norms=True, products=True, toward=lambda mean, _: mean.sign())
-        found = context.measured(wanted)
+        request = Request(
+            spread=True, norms=True, products=True, toward=lambda mean, _: mean.sign()
+        )
+        found = context.measured(request)
         # Clients that diverged were left out.
         seen = context if found.is_used is context.is_counted else context.checked
         signs = found.mean.sign()

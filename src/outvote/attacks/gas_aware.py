@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from outvote.attacks.attack import CHOSEN, Attack, AttackOutput
-from outvote.attacks.context import AttackContext, norm
+from outvote.attacks.context import AttackContext
 from outvote.attacks.ipm import IPM, OptimalIPM
 from outvote.attacks.lie import LIE, OptimalLIE, shifted
 from outvote.attacks.min_max import MinMax
 from outvote.attacks.parameters import check_count, check_number
 from outvote.axes import PerCoordinate, Rows
+from outvote.ops.moments import norm
 
 PLAIN: dict[str, Attack] = {
     "lie": LIE(),

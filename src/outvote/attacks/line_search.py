@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from outvote.attacks.attack import AttackOutput
-from outvote.attacks.context import AttackContext, in_range, norm
+from outvote.attacks.context import AttackContext, in_range
 from outvote.axes import Rows
+from outvote.ops.moments import norm
 from outvote.ops.precision import work_dtype
 
 # Differences of two updates that are no more than rounding.

@@ -1,6 +1,5 @@
 """Mimic: all attackers copy one honest client, so that the others are under-represented."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
@@ -10,11 +9,10 @@ from torch import Tensor
 from outvote.attacks.attack import Attack, AttackOutput
 from outvote.attacks.context import AttackContext
 from outvote.attacks.parameters import check_count
-from outvote.attacks.statistics import Tile, add_up, along, tiles, weighted_sum
 from outvote.axes import PerClient, PerCoordinate, Rows
 from outvote.errors import check_kind
+from outvote.ops.moments import Tile, along, summed, weighted_sum
 from outvote.ops.precision import work_dtype
-from outvote.ops.threads import mapped
 
 
 @final
@@ -188,7 +186,7 @@ def _along(context: AttackContext, mean: Tensor, old: Tensor) -> tuple[PerClient
         own = (mean[tile] * towards).sum(dim=-1, keepdim=True)
         return torch.cat([along(values, towards), own], dim=-1).double()
 
-    total = _summed(context, mean.dtype, work)
+    total = summed(context.gradients, context.is_counted, mean.dtype, work)
     found = total[:, :-1]
     away = torch.where(context.used_rows, found - total[:, -1:], 0.0)
     largest = away.abs().amax(dim=-1, keepdim=True)
@@ -210,21 +208,5 @@ def _step(
         squares = part.double().square().sum(dim=-1, keepdim=True)
         return torch.cat([along(values, part).double(), squares], dim=-1)
 
-    total = _summed(context, mean.dtype, work)
+    total = summed(context.gradients, context.is_counted, mean.dtype, work)
     return step, total[:, :-1], total[:, -1].sqrt()
-
-
-def _summed(
-    context: AttackContext, dtype: torch.dtype, work: Callable[[Rows, Tile], Tensor]
-) -> Tensor:
-    """Add up over all tiles what `work` makes of the values of one; rows left out are 0."""
-
-    def one(tile: Tile) -> Tensor:
-        runs, columns = tile
-        values = context.gradients[runs, :, columns].to(dtype)
-        if context.is_counted is not None:
-            values = values.masked_fill(~context.is_counted[runs].unsqueeze(-1), 0)
-        return work(values, tile)
-
-    cut = tiles(context.gradients)
-    return add_up(cut, mapped(one, cut, context.device), context.num_runs)

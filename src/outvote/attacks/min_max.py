@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from outvote.attacks.attack import Attack, AttackOutput
-from outvote.attacks.context import AttackContext, in_range, norm
+from outvote.attacks.context import AttackContext, in_range
 from outvote.attacks.parameters import check_number, check_reference_set, check_sign
-from outvote.attacks.statistics import Measured, Toward, Wanted
 from outvote.axes import PerClient, PerCoordinate
 from outvote.errors import check_choice
+from outvote.ops.moments import Measured, Request, Toward, norm
 
 DIRECTIONS: dict[str, Toward] = {
     "std": lambda mean, spread: spread,
@@ -199,14 +199,14 @@ def set_course(attack: MinMax | MinSum, context: AttackContext, *, pairs: bool) 
     """Measure the honest clients, and along the direction."""
     context = context.with_reference_set(attack.reference_set)
     toward = DIRECTIONS[attack.direction]
-    wanted = Wanted(
+    request = Request(
         spread=True,
         norms=True,
         products=pairs,
         toward=toward if pairs else None,
         is_exact=True,
     )
-    found = context.measured(wanted)
+    found = context.measured(request)
     vector = toward(found.mean, found.spread)
     length, mean_length = norm(vector), norm(found.mean)
     scale = torch.ones_like(length)

@@ -15,7 +15,7 @@ class Positions:
     """
 
     def __init__(self, is_byzantine: Tensor) -> None:
-        """Read the mask, once: from a GPU that waits for all work before."""
+        """Read the mask, once: to read it waits for all work before."""
         self.clients: list[list[int]] = [
             [client for client, is_attacker in enumerate(mask) if is_attacker]
             for mask in is_byzantine.tolist()

@@ -76,7 +76,6 @@ def command(
     """
     rule = read_rule(rule_text)
     options["sample_counts"] = None if sample_counts is None else _read_counts(sample_counts)
-    from outvote.errors import TooManyByzantine
     from outvote.files.aggregate_files import aggregate_clients
     from outvote.files.client_files import FilesError
 
@@ -85,16 +84,8 @@ def command(
             found = aggregate_clients(
                 updates, rule=rule, with_update=False, on_progress=on_progress, **options
             )
-    except TooManyByzantine as error:
-        raise click.UsageError(
-            f"{rule} tolerates at most {error.limit} Byzantine of {error.num_clients} clients, got "
-            f"{error.got}; collect more updates, lower --num-byzantine, or add "
-            "--when-too-many lower"
-        ) from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, FilesError) as error:  # There must be other files.
         raise click.UsageError(_as_options(str(error))) from error
-    except FilesError as error:  # There must be other files: exit code 2.
-        raise click.UsageError(str(error)) from error
     verdict = found.verdict
     facts = {
         "rule": str(rule),
@@ -166,12 +157,9 @@ def _print(facts: dict[str, Any]) -> None:
         for client in facts["clients"]
     ]
     print_table([NumberColumn(title) if title in NUMBERS else title for title in TITLES], cells)
-    given = [facts["num_byzantine_assumed"], facts["byzantine_fraction"]]
-    assumed = next((str(each) for each in given if each is not None), "none")
     num_usable = facts["num_clients"] - facts["num_rejected"]
-    used = f"used {facts['num_byzantine']} of {num_usable}"
     parts = [
-        f"{facts['rule']}: f assumed {assumed}, {used}",
+        f"{facts['rule']}: assumed {facts['num_byzantine']} Byzantine of {num_usable} clients",
         f"{facts['num_rejected']} rejected",
         *([] if facts["num_groups"] is None else [f"groups {facts['num_groups']}"]),
         f"seed {facts['seed']}",

@@ -45,7 +45,8 @@ def main(args: Sequence[str] | None = None) -> int:
         print_message(NOT_POSIX)
     try:
         with _warnings_on_one_line():
-            result = program.main(words, prog_name="outvote", standalone_mode=False)
+            is_debug = "--debug" in words
+            result = program.main(words, "outvote", standalone_mode=False, obj=is_debug)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (always one line, never more)
         if "--debug" in words:
             traceback.print_exc()

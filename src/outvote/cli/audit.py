@@ -1,9 +1,10 @@
 """`outvote audit FOLDER`: which clients look suspicious, in simulation or production."""
 
 import time
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from math import isnan
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,12 @@ from outvote.cli.output import (
     number,
     print_json,
     print_listing,
-    print_message,
-    print_paragraph,
     print_table,
     print_text,
 )
+from outvote.cli.runs import read_runs
 from outvote.cli.verb import Verb, typed_command, usage_errors
+from outvote.errors import plural
 from outvote.markup import clean
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS = 2.0
 LEGEND = (
-    "Suspicion: mean rank of the client's score within its rounds, 0 to 1, ± what chance would\n"
-    "do to clients that are all alike (0.5). A high one means steadily unlike the others: by an\n"
+    "Suspicion: mean rank of the client's score within its rounds, 0 to 1, ± what chance would do "
+    "to clients that are all alike (0.5). A high one means steadily unlike the others: by an "
     "attack, or by data that no other client has. Ordered by suspicion minus error."
 )
 OVERVIEW_NOTE = (
@@ -71,7 +72,8 @@ def command(
             num_rounds += 0 if log is None else len(log.rounds)
             if num_rounds != num_shown:
                 _show(log, results, top, as_json)
-                _write(log, results, output, as_json)
+                if output is not None:
+                    _write(log, results, output, as_json)
                 num_shown = num_rounds
             if not follow:
                 return
@@ -93,7 +95,7 @@ def _read(folder: Path, name: str | None) -> "tuple[Audit | None, list[Result]]"
     except StoreError as error:
         raise click.UsageError(f"{error}; give the folder of a whole log.") from error
     if log is None:
-        results = _runs_in(folder)
+        results = read_runs([folder])
         with usage_errors(ValueError):
             return None, results if name is None else [choose_run(results, name)]
     if name is not None:
@@ -112,13 +114,9 @@ def _show(log: "Audit | None", results: "list[Result]", top: int, as_json: bool)
     print_json(shown_audit(audit)) if as_json else print_audit(audit, top)
 
 
-def _write(
-    log: "Audit | None", results: "list[Result]", output: Path | None, as_json: bool
-) -> None:
+def _write(log: "Audit | None", results: "list[Result]", output: Path, as_json: bool) -> None:
     from outvote.report.html_report import write_log_audit, write_run_audits
 
-    if output is None:
-        return
     if log is not None:
         write_log_audit(log, output, command=typed_command())
     else:
@@ -127,39 +125,27 @@ def _write(
         print_text(f"{output}: open it in a browser.")
 
 
-def _runs_in(folder: Path) -> "list[Result]":
-    from outvote.results.collect import collect
-    from outvote.results.disk import StoreError
-    from outvote.results.folder import find_runs
-
-    if not find_runs(folder):
-        raise click.UsageError(
-            f"{folder} is neither a run, nor a suite, nor an audit log; give a folder that "
-            "outvote run, outvote bench or a server with an audit log wrote."
-        )
-    with usage_errors(StoreError):
-        return collect([folder], print_message)
-
-
 def print_audit(audit: "Audit", top: int) -> None:
     """Print the most suspicious clients, and how well they match the truth if that is known."""
+    from outvote.report.audit import findings
+
     records, found = _summarised(audit)
-    rounds, clients = _counted(audit.rounds, "round"), _counted(audit.clients, "client")
+    rounds, clients = plural(len(audit.rounds), "round"), plural(len(audit.clients), "client")
     title = f"{audit.title}: {rounds}, {clients}"
     columns = list(_columns(records))
     rows = [[draw(each) for _, draw in columns] for each in records[:top]]
     print_table([column for column, _ in columns], rows, title)
     if len(records) > top:
         print_text(f"{len(records) - top} more: --top {len(records)}")
-    for sentence in _findings(audit, records):
+    for sentence in findings(audit, records):
         print_text(clean(sentence))
     if found is not None:
         print_text(_detection_text(found))
-    print_paragraph(LEGEND)
+    print_text(LEGEND)
     if which := audit.about.get("which"):
         print_text(f"This is {which} here; give the folder of another to see that.")
     if num_lost := audit.about.get("lines that cannot be read"):
-        click.echo(f"Warning: {_counted(range(num_lost), 'line')} cannot be read.", err=True)
+        click.echo(f"Warning: {plural(num_lost, 'line')} cannot be read.", err=True)
 
 
 def _detection_text(found: "Detection") -> str:
@@ -176,7 +162,7 @@ def _detection_text(found: "Detection") -> str:
 
 def shown_audit(audit: "Audit") -> dict[str, Any]:
     """Return the same for JSON, with all clients."""
-    from outvote.report.audit import overview
+    from outvote.report.audit import findings, overview
 
     records, found = _summarised(audit)
     return {
@@ -185,13 +171,15 @@ def shown_audit(audit: "Audit") -> dict[str, Any]:
         "rounds": len(audit.rounds),
         "detection": None if found is None else asdict(found),
         "outcomes": overview(audit).totals,
-        "findings": list(_findings(audit, records)),
+        "findings": list(findings(audit, records)),
         "clients": [{**asdict(each), "stands_out": each.stands_out} for each in records],
     }
 
 
 def _show_overview(results: "Sequence[Result]", as_json: bool) -> None:
     """Show a line for each run."""
+    from outvote.report.audit import audit_run
+
     shares = {
         "precision": "drop_precision",
         "recall": "drop_recall",
@@ -199,7 +187,11 @@ def _show_overview(results: "Sequence[Result]", as_json: bool) -> None:
         "top": "top_precision",
     }
     rows, data = [], []
-    for result, records, found in _audits(results):
+    for result in results:
+        audit = audit_run(result)
+        assert audit is not None
+        records, found = _summarised(audit)
+        assert found is not None
         first, num_rounds = records[:NUM_NAMED], len(result.series)
         percents = [_percent(getattr(found, share)) for share in shares.values()]
         names = [_cut(each.client, MAX_NAME) + "*" * bool(each.is_byzantine) for each in first]
@@ -210,30 +202,11 @@ def _show_overview(results: "Sequence[Result]", as_json: bool) -> None:
     print_listing(as_json, data, columns, rows, OVERVIEW_NOTE)
 
 
-def _audits(
-    results: "Sequence[Result]",
-) -> "Iterator[tuple[Result, list[ClientSummary], Detection]]":
-    from outvote.report.audit import audit_run
-
-    for result in results:
-        audit = audit_run(result)
-        assert audit is not None
-        records, found = _summarised(audit)
-        assert found is not None
-        yield result, records, found
-
-
 def _summarised(audit: "Audit") -> "tuple[list[ClientSummary], Detection | None]":
     from outvote.report.audit import client_summaries, detection
 
     records = client_summaries(audit)
     return records, detection(audit, records)
-
-
-def _findings(audit: "Audit", records: "Sequence[ClientSummary]") -> tuple[str, ...]:
-    from outvote.report.audit import findings
-
-    return findings(audit, records)
 
 
 def _columns(records: "Sequence[ClientSummary]") -> Iterator[tuple[str, Any]]:
@@ -247,23 +220,17 @@ def _columns(records: "Sequence[ClientSummary]") -> Iterator[tuple[str, Any]]:
     yield NumberColumn("dropped"), lambda each: _known(each.num_dropped)
     yield NumberColumn("rate"), lambda each: _percent(each.drop_rate)
     yield NumberColumn("streak"), lambda each: _known(each.longest_streak)
-    if any(each.num_rejected for each in records):
-        yield NumberColumn("not finite"), lambda each: str(each.num_rejected)
+    counts: dict[str, Any] = {"not finite": lambda each: each.num_rejected}
     for name in records[0].faults if records else ():
-        if any(each.faults[name] for each in records):
-            yield NumberColumn(name), lambda each, name=name: str(each.faults[name])
+        counts[name] = lambda each, name=name: each.faults[name]
     for name in ("norm", "cosine"):
-        if any(getattr(each, f"num_{name}_outliers") for each in records):
-            yield (
-                NumberColumn(f"{name} outlier"),
-                lambda each, name=name: str(getattr(each, f"num_{name}_outliers")),
-            )
+        counts[f"{name} outlier"] = attrgetter(f"num_{name}_outliers")
+    for name, count in counts.items():
+        if any(map(count, records)):
+            yield NumberColumn(name), lambda each, count=count: str(count(each))
     for name in ("norm", "cosine", "distance"):
         if not all(isnan(getattr(each, name)) for each in records):
-            yield (
-                NumberColumn(name),
-                lambda each, name=name: number(getattr(each, name), 3),
-            )
+            yield NumberColumn(name), lambda each, name=name: number(getattr(each, name), 3)
     yield NumberColumn("last seen"), lambda each: number(each.last_seen, 9)
     if any(each.reason for each in records):
         yield "last reason", lambda each: _cut(each.reason, MAX_REASON)
@@ -273,10 +240,6 @@ def _cut(text: str, most: int) -> str:
     """Put a text of unknown origin on one line of limited length."""
     text = " ".join(text[: 2 * most].split())
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _counted(things: Sized, what: str) -> str:
-    return f"{len(things):,} {what}{'' if len(things) == 1 else 's'}"
 
 
 def _known(value: float | None, form: str = "") -> str:

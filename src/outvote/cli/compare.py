@@ -13,10 +13,10 @@ from outvote.cli.output import (
     json_text,
     print_table,
     print_text,
-    write_file,
+    write_or_print,
 )
 from outvote.cli.runs import read_runs
-from outvote.cli.table import METRICS, MetricChoice
+from outvote.cli.table import METRIC, METRICS
 from outvote.cli.verb import Verb, typed_command, usage_errors
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _select_option(side: str) -> Callable[[FC], FC]:
 @_select_option("b")
 @click.option(
     "--metric",
-    type=MetricChoice(),
+    type=METRIC,
     help="As in `outvote table`.  [default: best; the test loss where there is no accuracy]",
 )
 @click.option(
@@ -110,11 +110,10 @@ def _chosen(path: Path, conditions: tuple[str, ...]) -> "Runs":
         key, found, value = each.partition("=")
         if not found or not key or not value:
             raise click.UsageError(f"a choice is KEY=VALUE, as in rule=median, got {each!r}.")
-        is_text = key in ("rule", "attack", "suite", "outcome")
+        is_text = key in WORDS and key != "seed"
         wanted.setdefault(key, []).append(value if is_text else read_value(value))
-    settings = {key: values for key, values in wanted.items() if key not in WORDS}
-    words: dict[str, Any] = {key: values for key, values in wanted.items() if key in WORDS}
-    chosen = Runs(read_runs([path])).select(settings, **words)
+    words: dict[str, Any] = {key: wanted.pop(key) for key in WORDS if key in wanted}
+    chosen = Runs(read_runs([path])).select(wanted, **words)
     if not len(chosen):
         raise click.UsageError(f"no run in {path} is as {', '.join(conditions)} has it.")
     return chosen
@@ -129,7 +128,4 @@ def _show(found: "Comparison", format_: str, output: Path | None) -> None:
             print_text(note)
         return
     text = found.to_markdown() if format_ == "md" else json_text(found.to_dict()) + "\n"
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        write_file(output, text.encode())
+    write_or_print(text, output)

@@ -13,7 +13,7 @@ from outvote.cli.progress import download_bars
 from outvote.cli.verb import CONTEXT, Verb, VerbGroup, WorkFailed, usage_errors
 
 if TYPE_CHECKING:
-    from outvote.data.dataset_entry import Entry
+    from outvote.data.dataset_entry import DatasetEntry
     from outvote.data.loader import AnyDataset
 
 folder_option = click.option(
@@ -39,7 +39,7 @@ def list_datasets(as_json: bool) -> None:
     """List the datasets: how large they are, where they are or how to get them."""
     from outvote.data.catalog import DATASETS
 
-    found = [about(entry) for entry in DATASETS.values()]
+    found = [about_dataset(entry) for entry in DATASETS.values()]
     rows = []
     for each in found:
         num_bytes = each["download_bytes"]
@@ -86,7 +86,7 @@ def verify_dataset(name: str, folder: Path | None, as_json: bool) -> None:
     _print_dataset(dataset, entry, as_json)
 
 
-def _find(name: str) -> "Entry":
+def _find(name: str) -> "DatasetEntry":
     from outvote.data.loader import find_entry
 
     with usage_errors(ValueError):
@@ -94,7 +94,7 @@ def _find(name: str) -> "Entry":
 
 
 @contextmanager
-def _mistakes(entry: "Entry") -> Iterator[None]:
+def _mistakes(entry: "DatasetEntry") -> Iterator[None]:
     """Turn faults of data into exit code 1 or 2."""
     from outvote.data.dataset import DamagedDataError, MissingDataError
 
@@ -110,7 +110,7 @@ def _mistakes(entry: "Entry") -> Iterator[None]:
         raise WorkFailed(f"{entry.name}: {error}") from error
 
 
-def about(entry: "Entry") -> dict[str, Any]:
+def about_dataset(entry: "DatasetEntry") -> dict[str, Any]:
     """Return the description of a dataset, and where it is."""
     from outvote.data.dataset import MissingDataError
     from outvote.data.loader import locate
@@ -120,9 +120,11 @@ def about(entry: "Entry") -> dict[str, Any]:
         found = form.source(path)
     except MissingDataError:
         found = None
-    same = ("name", "doc", "num_train", "num_test", "num_classes", "shape", "checks")
+    same = ("name", "doc", "samples", "num_train", "num_test", "num_classes", "shape", "checks")
     return {
         **{key: getattr(entry, key) for key in same},
+        "forms": [form.doc for form in entry.forms],
+        "sources": [source.doc for source in entry.sources],
         "download_bytes": entry.sources[0].num_bytes if entry.sources else None,
         "found": found,
         "get": entry.how_to_get,
@@ -133,7 +135,7 @@ def _count(num_train: int | None, num_test: int | None) -> str:
     return "depends" if num_train is None else f"{num_train:,} + {num_test:,}"
 
 
-def _print_dataset(dataset: "AnyDataset", entry: "Entry", as_json: bool) -> None:
+def _print_dataset(dataset: "AnyDataset", entry: "DatasetEntry", as_json: bool) -> None:
     from outvote.data.checksum import sha256_of
 
     facts = {

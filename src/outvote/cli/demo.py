@@ -7,44 +7,30 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outvote.cli.output import (
-    UNKNOWN,
     NumberColumn,
     percent,
     print_json,
-    print_paragraph,
     print_table,
     print_text,
 )
-from outvote.cli.progress import progress_option
-from outvote.cli.run_plan import (
-    Execution,
-    checkpoint_option,
-    device_option,
-    output_option,
-    run_plan,
-    set_option,
-)
+from outvote.cli.run_plan import EXECUTION, Execution, run_plan, with_options
 from outvote.cli.runs import read_runs
 from outvote.cli.verb import Verb, usage_errors
 
 if TYPE_CHECKING:
     from outvote.cli.run_plan import Outcomes
-    from outvote.results.series import Summary
 
-STORY = """\
-6,000 real images of clothes, shared among 20 clients that each have many of some classes and few
-of others; 4 of the clients are Byzantine, and all clients take part in every round. Attack `none`:
-all are honest. `lie(sign=1)`: the Byzantine clients send the honest mean plus 1.5 standard
-deviations. `bit-flip`: they send their gradient with the sign flipped. {num_runs} runs of {rounds}
-rounds train together; if stopped, the same command resumes."""
+STORY = (
+    "6,000 real images of clothes, shared among 20 clients that each have many of some classes and "
+    "few of others; 4 of the clients are Byzantine, and all clients take part in every round. "
+    "Attack `none`: all are honest. `lie(sign=1)`: the Byzantine clients send the honest mean plus "
+    "1.5 standard deviations. `bit-flip`: they send their gradient with the sign flipped. "
+    "{num_runs} runs of {rounds} rounds train together; if stopped, the same command resumes."
+)
 
 
 @click.command("demo", cls=Verb)
-@set_option
-@output_option
-@device_option
-@checkpoint_option
-@progress_option
+@with_options(EXECUTION)
 def command(settings: tuple[str, ...], as_json: bool, **how: Any) -> int:
     """See what attackers do to an average, and what robust rules and GAS do against it.
 
@@ -58,7 +44,7 @@ def command(settings: tuple[str, ...], as_json: bool, **how: Any) -> int:
     with usage_errors(ValueError, TypeError):
         plan = plan_suite(read_suite("demo"), settings)
     if not as_json and not settings:
-        print_paragraph(STORY.format(num_runs=len(plan.specs), rounds=plan.specs[0].rounds))
+        print_text(STORY.format(num_runs=len(plan.specs), rounds=plan.specs[0].rounds))
     done = run_plan(plan, Execution(**how))
     page = how["output"] / plan.suite / "report.html"
     write_report(read_runs([page.parent]), page, command="outvote demo")
@@ -84,12 +70,10 @@ def _print(done: "Outcomes", folder: Path) -> None:
         for rule in rules
     ]
     print_table(columns, rows)
-    for line in _gains(done, rules, attacks):
-        print_text(line)
-    print_paragraph(
-        "Accuracy: percent of the test images, mean over the last ten rounds (and over seeds).\n"
-        "Byzantine selected: the selection rate, the percentage of their updates that the rule\n"
-        "kept. Compare each rule with gas(rule), and all with the mean. Krum and DnC are good\n"
+    print_text(
+        "Accuracy: percent of the test images, mean over the last ten rounds (and over seeds). "
+        "Byzantine selected: the selection rate, the percentage of their updates that the rule "
+        "kept. Compare each rule with gas(rule), and all with the mean. Krum and DnC are good "
         "rules inside GAS when all clients take part; others are not, for example these:"
     )
     click.echo(
@@ -98,38 +82,12 @@ def _print(done: "Outcomes", folder: Path) -> None:
     )
 
 
-def _gains(done: "Outcomes", rules: list[str], attacks: list[str]) -> Iterator[str]:
-    """Yield what each GAS variant gains over the rule inside and over the mean."""
-    for rule in rules:
-        for other in dict.fromkeys((rule.removeprefix("gas(").removesuffix(")"), "mean")):
-            if rule.startswith("gas(") and other in rules:
-                gains = [_gain(done, rule, other, attack) for attack in attacks]
-                yield f"Gain of {rule} over {other}, in points: {', '.join(gains)}"
-
-
-def _gain(done: "Outcomes", rule: str, other: str, attack: str) -> str:
-    mine, theirs = (
-        _mean([each.last_ten for each in _found(done, name, attack)]) for name in (rule, other)
-    )
-    points = UNKNOWN if mine is None or theirs is None else f"{100 * (mine - theirs):+.1f}"
-    return f"{attack} {points}"
-
-
 def _cells(done: "Outcomes", rule: str, attack: str) -> Iterator[str]:
-    found = _found(done, rule, attack)
-    yield percent(_mean([summary.last_ten for summary in found]))
-    if attack != "none":
-        yield percent(_mean([summary.kept_byzantine for summary in found]))
-
-
-def _found(done: "Outcomes", rule: str, attack: str) -> "list[Summary]":
-    return [
+    found = [
         summary
         for end, summary in zip(done.ends, done.summaries, strict=True)
         if (end.job.spec.rule, end.job.spec.attack) == (rule, attack)
     ]
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    for name in ("last_ten", *(["kept_byzantine"] if attack != "none" else [])):
+        known = [value for each in found if (value := getattr(each, name)) is not None]
+        yield percent(sum(known) / len(known) if known else None)

@@ -20,7 +20,7 @@ HIDDEN_EXTRAS = ("dev",)
 @click.command("doctor", cls=Verb)
 def command(as_json: bool) -> None:
     """Print versions, optional parts, devices and data; for missing ones, how to get them."""
-    from outvote.cli.data import about
+    from outvote.cli.data import about_dataset
     from outvote.data.catalog import DATASETS
 
     packages: list[dict[str, Any]] = [
@@ -29,22 +29,19 @@ def command(as_json: bool) -> None:
         *(_package(*requirement) for requirement in requirements()),
         _package("triton", None) | {"get": "", "note": "faster kernels on a GPU; not needed"},
     ]
-    devices, datasets = _devices(), [about(entry) for entry in DATASETS.values()]
+    devices, datasets = _devices(), [about_dataset(entry) for entry in DATASETS.values()]
     rows = [
-        [
-            each["what"],
-            each["found"] or "missing",
-            "" if each["found"] else each.get("note") or each["get"],
-        ]
-        for each in packages
-    ]
-    rows += [[what, found, ""] for what, found in _device_rows(devices)]
-    rows += [
-        [each["name"], each["found"] or "missing", "" if each["found"] else each["get"]]
-        for each in datasets
+        *(_row(each["what"], each) for each in packages),
+        *([*row, ""] for row in _device_rows(devices)),
+        *(_row(each["name"], each) for each in datasets),
     ]
     data = {"packages": packages, "devices": devices, "datasets": datasets}
     print_listing(as_json, data, ["what", "found", ""], rows)
+
+
+def _row(what: str, entry: dict[str, Any]) -> list[str]:
+    found = entry["found"]
+    return [what, found or "missing", "" if found else entry.get("note") or entry["get"]]
 
 
 def version(package: str) -> str | None:

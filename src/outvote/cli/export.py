@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outvote.cli.output import file_option, print_json, print_text, write_file
+from outvote.cli.output import file_option, print_text, print_written, write_file
 from outvote.cli.runs import paths_argument, read_runs
 from outvote.cli.verb import Verb, usage_errors
 from outvote.errors import plural
@@ -57,12 +57,9 @@ def command(
     content = _content(chosen, format_, is_packed=output.name.endswith(".gz"))
     write_file(output, content)
     num_left = len(found) - len(chosen)
-    if as_json:
-        about = {"path": str(output), "runs": len(chosen), "left_out": num_left}
-        print_json({**about, "bytes": len(content)})
-        return
-    print_text(f"{output}: {plural(len(chosen), 'run')}, {len(content):,} bytes.")
-    if num_left:
+    what = f"{plural(len(chosen), 'run')}, "
+    print_written(output, as_json, what, runs=len(chosen), left_out=num_left)
+    if num_left and not as_json:
         print_text(f"Left out because they are unfinished: {num_left}; --all takes them too.")
 
 

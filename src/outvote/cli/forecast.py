@@ -4,38 +4,29 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from outvote.cli.output import print_json, print_text
 from outvote.cli.run_plan import Execution, find_device, threads_each
 from outvote.cli.verb import usage_errors
-from outvote.errors import plural, warn_notes
+from outvote.errors import duration, plural, warn_notes
 
 if TYPE_CHECKING:
     from outvote.experiment.forecast import Counts, Forecast, PartForecast
     from outvote.experiment.plan import Plan
     from outvote.suites.suite import Suite
 
-dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Count the runs and estimate the time; run nothing."
-)
 
-
-def print_forecast_of_suite(suite: "Suite", how: Execution, as_json: bool) -> None:
-    """Print the runs of a suite, part by part; run nothing."""
-    from outvote.experiment.forecast import forecast
+def print_forecast(what: "Suite | Plan", how: Execution, as_json: bool) -> None:
+    """Print the runs of a suite part by part, or those of a plan; run nothing."""
+    from outvote.experiment.forecast import forecast, forecast_plan
+    from outvote.experiment.plan import Plan
 
     with usage_errors(ValueError, TypeError):
-        found = forecast(suite, how.output, *_machine(how))
-    _print(found, how.output, as_json, name=suite.name, title=suite.title)
-
-
-def print_forecast_of_plan(plan: "Plan", how: Execution, as_json: bool) -> None:
-    """Print the runs of a plan; run nothing."""
-    from outvote.experiment.forecast import forecast_plan
-
-    found = forecast_plan(plan, how.output, *_machine(how))
-    _print(found, how.output, as_json, name=plan.suite)
+        if isinstance(what, Plan):
+            found = forecast_plan(what, how.output, *_machine(how))
+            _print(found, how.output, as_json, name=what.suite)
+        else:
+            found = forecast(what, how.output, *_machine(how))
+            _print(found, how.output, as_json, name=what.name, title=what.title)
 
 
 def _machine(how: Execution) -> tuple[str, int]:
@@ -99,13 +90,7 @@ def _estimate(found: "Forecast", store: Path) -> str:
         return "nothing is left to run."
     if found.seconds is None:
         return f"no estimate: no run like these is in {store}/."
-    text = f"about {_duration(found.seconds)} at the speed of the runs in {store}/"
+    text = f"about {duration(found.seconds)} at the speed of the runs in {store}/"
     if found.num_unknown:
-        text += f", and {plural(found.num_unknown, 'run')} more that none there is like"
+        text += f", and {plural(found.num_unknown, 'run')} more, unlike any run there"
     return f"{text}."
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return plural(round(seconds), "second")
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"

@@ -8,15 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outvote.cli.data import list_datasets
 from outvote.cli.output import NumberColumn, percent, print_listing, print_message
-from outvote.cli.plugins import first_sentence, listed_plugins, loaded, with_package
-from outvote.cli.run_plan import NUMBERS, NUMBERS_NOTE
+from outvote.cli.plugins import first_sentence, listed_plugins, loaded
 from outvote.cli.verb import Verb, usage_errors
 from outvote.errors import closest
 
 if TYPE_CHECKING:
     from outvote.cli.describe import Description
     from outvote.plugins import Plugin
+
+NUMBERS = {
+    "best": "best",
+    "final": "final",
+    "last_ten": "last 10",
+    "kept_byzantine": "Byzantine selection rate",
+}
+"""The numbers of a run that are printed, and their titles."""
+NUMBERS_NOTE = (
+    "Accuracies in percent; Byzantine selection rate: the percentage of the sampled Byzantine "
+    "clients that the rule kept."
+)
 
 
 @click.command("list", cls=Verb)
@@ -28,13 +40,7 @@ if TYPE_CHECKING:
 )
 @click.option("--suite", help="Of runs: only those of a suite.")
 @click.option("--rebuild", is_flag=True, help="Of runs: read all of them again.")
-def command(
-    kind: str,
-    store: Path | None,
-    suite: str | None,
-    rebuild: bool,
-    as_json: bool,
-) -> None:
+def command(kind: str, store: Path | None, suite: str | None, rebuild: bool, as_json: bool) -> None:
     """List all rules, attacks, models, datasets, suites or runs.
 
     n is the number of clients, f the number of Byzantine ones among them.
@@ -120,15 +126,8 @@ def list_models(as_json: bool) -> None:
         for name, model in MODELS.items()
     ]
     data += listed_plugins("model", MODELS)
-    rows = [[str(each["name"]), with_package(each)] for each in data]
-    print_listing(as_json, data, ["model", "what"], rows)
-
-
-def list_datasets(as_json: bool) -> None:
-    """List the datasets, as `outvote data list` does."""
-    from outvote.cli.data import list_datasets
-
-    list_datasets(as_json)
+    rows = [[str(each[key] or "") for key in ("name", "summary", "package")] for each in data]
+    print_listing(as_json, data, ["model", "what", "package"], rows)
 
 
 def list_runs(store: Path, suite: str | None, rebuild: bool, as_json: bool) -> None:
@@ -165,23 +164,17 @@ def list_runs(store: Path, suite: str | None, rebuild: bool, as_json: bool) -> N
 
 def list_suites(as_json: bool) -> None:
     """List the suites that come with outvote."""
-    from outvote.experiment.plan import plan_suite
+    from outvote.cli.show_experiment import suite_facts
     from outvote.suites.suite import read_suite, suite_names
 
-    rows, data = [], []
-    for suite in map(read_suite, suite_names()):
-        num_runs = len(plan_suite(suite).specs)
-        parts = ", ".join(part.name for part in suite.parts)
-        rows.append([suite.name, suite.title, str(num_runs), parts])
-        data.append(
-            {
-                "name": suite.name,
-                "title": suite.title,
-                "description": suite.description.strip(),
-                "num_runs": num_runs,
-                "parts": [{"name": part.name, "title": part.title} for part in suite.parts],
-            }
-        )
+    data = [{"name": name, **suite_facts(read_suite(name))} for name in suite_names()]
+    rows = [
+        [
+            *(each["name"], each["title"], str(each["num_runs"])),
+            ", ".join(part["name"] for part in each["parts"]),
+        ]
+        for each in data
+    ]
     columns = ["suite", "title", NumberColumn("runs"), "parts"]
     print_listing(as_json, data, columns, rows, "To run one: outvote bench NAME")
 

@@ -1,16 +1,14 @@
 """`outvote new DIR`: a small project that runs, to start one's own from."""
 
-from collections.abc import Iterator
-from importlib.resources import files
-from importlib.resources.abc import Traversable
-from pathlib import Path, PurePosixPath
+from importlib.resources import as_file, files
+from pathlib import Path
+from shutil import copyfile, copytree, ignore_patterns
 
 import click
 
 from outvote.cli.output import print_json
 from outvote.cli.verb import Verb, WorkFailed
 
-ROOT = PurePosixPath()
 NEXT = """\
 {folder}: {names}.
 Next:
@@ -52,21 +50,7 @@ def command(folder: Path, as_json: bool) -> None:
 
 def write_project(folder: Path) -> list[str]:
     """Write the files of the project; return their names."""
-    written = []
-    for name, template in _templates(files("outvote.cli") / "templates" / "project", ROOT):
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(template.read_bytes())
-        written.append(str(name))
-    return written
-
-
-def _templates(
-    folder: Traversable, where: PurePosixPath
-) -> Iterator[tuple[PurePosixPath, Traversable]]:
-    """Return the files of a folder by their paths, in order, without caches."""
-    for each in sorted(folder.iterdir(), key=lambda found: found.name):
-        if each.is_file():
-            yield where / each.name, each
-        elif not each.name.startswith(("_", ".")):
-            yield from _templates(each, where / each.name)
+    hidden = ignore_patterns("_*", ".*")
+    with as_file(files("outvote.cli") / "templates" / "project") as project:
+        copytree(project, folder, copy_function=copyfile, ignore=hidden, dirs_exist_ok=True)
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

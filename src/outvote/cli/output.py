@@ -74,11 +74,6 @@ def print_text(text: str) -> None:
     click.echo(text)
 
 
-def print_paragraph(text: str) -> None:
-    """Print lines that are one text: on a terminal they are broken anew to fit."""
-    print_text(" ".join(text.split()) if is_terminal() else text)
-
-
 def _wrapped(line: str, width: int) -> str:
     indent = line[: len(line) - len(line.lstrip())] + "  " * line.startswith(" ")
     return fill(
@@ -174,6 +169,23 @@ def write_file(path: Path, content: bytes) -> None:
     from outvote.results.disk import write_whole
 
     write_whole(path, content, stays="what was there stays")
+
+
+def write_or_print(text: str, path: Path | None) -> None:
+    """Write a text to a file; without one, print it."""
+    if path is None:
+        click.echo(text, nl=False)
+    else:
+        write_file(path, text.encode())
+
+
+def print_written(path: Path, as_json: bool, what: str = "", **facts: Any) -> None:
+    """Print that a file was written, what is in it, and how large it is."""
+    num_bytes = path.stat().st_size
+    if as_json:
+        print_json({"path": str(path), **facts, "bytes": num_bytes})
+    else:
+        print_text(f"{path}: {what}{num_bytes:,} bytes.")
 
 
 def one_line(text: str) -> str:

@@ -93,7 +93,13 @@ def command(
         "base_max_byzantine": base_num_byzantine(rule, limit, sample),
         "distribution": _distribution(sampling, limit, rounds),
         "events": [
-            _event(name, sampling.probability(happens), rounds) for name, happens in events.items()
+            {
+                "event": name,
+                "probability": (chance := sampling.probability(happens)),
+                "expected_rounds": rounds * chance,
+                "at_least_once": at_least_once(chance, rounds),
+            }
+            for name, happens in events.items()
         ],
     }
     if as_json:
@@ -119,15 +125,6 @@ def _distribution(sampling: Sampling, limit: int, rounds: int) -> list[dict[str,
         }
         for k, draws in sampling.num_draws().items()
     ]
-
-
-def _event(name: str, probability: float, rounds: int) -> dict[str, Any]:
-    return {
-        "event": name,
-        "probability": probability,
-        "expected_rounds": rounds * probability,
-        "at_least_once": at_least_once(probability, rounds),
-    }
 
 
 def _print(facts: dict[str, Any], rule: "Rule") -> None:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from outvote.cli.output import file_option, print_json, print_text, write_file
+from outvote.cli.output import file_option, print_written, write_file
 from outvote.cli.runs import paths_argument, read_errors, read_runs, suites_option
-from outvote.cli.table import METRICS, MetricChoice
+from outvote.cli.table import METRIC, METRICS
 from outvote.cli.verb import Verb, usage_errors
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ FORMATS = ("png", "svg", "pdf")
 @file_option("The file to write: .png, .svg or .pdf.", required=True)
 @click.option(
     "--metric",
-    type=MetricChoice(),
+    type=METRIC,
     default="best",
     help="Of heatmaps: an accuracy, Byzantine selection rate or weight, or the deviation.",
 )
@@ -53,10 +53,7 @@ def command(paths: tuple[Path, ...], kind: str, output: Path, as_json: bool, **h
     with usage_errors(ValueError):
         content = _figure(paths, kind, format_, **how)
     write_file(output, content)
-    if as_json:
-        print_json({"path": str(output), "kind": kind, "bytes": len(content)})
-        return
-    print_text(f"{output}: {len(content):,} bytes.")
+    print_written(output, as_json, kind=kind)
 
 
 def _check_matplotlib() -> None:

@@ -44,12 +44,6 @@ def listed_plugins(kind: str, taken: Collection[str]) -> list[dict[str, str | No
     ]
 
 
-def with_package(entry: dict[str, str | None]) -> str:
-    """Return the summary of an entry, and its package."""
-    summary, package = entry["summary"] or "", entry["package"]
-    return f"{summary} ({package})" if package else summary
-
-
 def first_sentence(doc: str) -> str:
     """Return what a docstring begins with."""
     what = " ".join(doc.split()).split(". ")[0].rstrip(".").removeprefix("Return ")

@@ -1,43 +1,45 @@
-"""The progress of runs and of downloads on stderr: bars, lines, or messages only."""
+"""The progress of runs, downloads and files on stderr: bars, lines, or messages only."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import click
 
 from outvote.cli.output import one_line, print_message
 from outvote.cli.verb import is_debug
 from outvote.experiment.listener import Listener, RoundProgress
-from outvote.experiment.progress import (
-    KINDS,
-    Lines,
-    NotebookBars,
-    ProgressKind,
-    RoundBars,
-    chosen_kind,
-    is_notebook,
-    make_bars,
-)
+from outvote.experiment.progress import KINDS, ProgressKind, make_bars, shown_on_stderr
 from outvote.markup import clean
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from outvote.experiment.plan import RunEnd
 
 OnBytes = Callable[[str, int, int | None], None]
 OnMessage = Callable[[str], None]
 
 
-class Plain(Listener):
-    """Prints messages and failed runs on stderr."""
+@final
+class RunListener(Listener):
+    """Passes reports on to what shows them, and tells of failed runs; it knows the last round."""
 
-    last: RoundProgress | None = None
-    """The last round that was finished."""
+    def __init__(self, shown: Listener | None) -> None:
+        """Take what shows the progress; None: nothing does, messages alone are printed."""
+        self.shown = shown or Listener()
+        self.print_line = print_message if shown is None else shown.on_message
+        self.last: RoundProgress | None = None
+
+    def on_plan(self, num_rounds: int) -> None:
+        """Pass it on."""
+        self.shown.on_plan(num_rounds)
 
     def on_round(self, progress: RoundProgress) -> None:
-        """Keep the round."""
+        """Keep the round, and pass it on."""
         self.last = progress
+        self.shown.on_round(progress)
 
     def describe_stop(self) -> str:
         """Return what is printed when the program is asked to stop."""
@@ -50,43 +52,12 @@ class Plain(Listener):
         """Print a run that failed."""
         if end.is_new and end.outcome == "failed":
             if is_debug():
-                self.print_traceback(end.traceback)
+                click.echo(clean(end.traceback), nl=False, err=True)
             self.on_message(f"{end.job.name}: {end.outcome}: {end.reason}")
 
     def on_message(self, text: str) -> None:
         """Print a line."""
-        print_message(text)
-
-    def print_traceback(self, text: str) -> None:
-        """Print it as it is."""
-        click.echo(clean(text), nl=False, err=True)
-
-
-class PlainLines(Lines, Plain):
-    """Prints a line now and then, and messages and failed runs."""
-
-    def __init__(self) -> None:
-        super().__init__(print_message)
-
-
-class Bars(RoundBars, Plain):
-    """Shows bars; messages and failed runs are printed above them."""
-
-    def on_message(self, text: str) -> None:
-        """Print a line above the bars."""
-        super().on_message(one_line(text))
-
-    def print_traceback(self, text: str) -> None:
-        """Print it above the bars."""
-        self.bars.console.print(clean(text), markup=False, end="")
-
-
-class BarsInNotebook(NotebookBars, Plain):
-    """Shows bars in a notebook; messages and failed runs are printed."""
-
-    def on_message(self, text: str) -> None:
-        """Print a line."""
-        print_message(text)
+        self.print_line(one_line(text))
 
 
 progress_option = click.option(
@@ -98,22 +69,10 @@ progress_option = click.option(
 
 
 @contextmanager
-def shown_progress(kind: ProgressKind = "auto") -> Iterator[Plain]:
+def shown_progress(kind: ProgressKind = "auto") -> Iterator[RunListener]:
     """Show the progress of runs."""
-    kind = chosen_kind(kind)
-    if kind == "none":
-        yield Plain()
-    elif kind == "lines":
-        yield PlainLines()
-    elif is_notebook():
-        in_cell = BarsInNotebook()
-        try:
-            yield in_cell
-        finally:
-            in_cell.draw()
-    else:
-        with make_bars(is_forced=True) as bars:
-            yield Bars(bars)
+    with shown_on_stderr(kind) as shown:
+        yield RunListener(None if kind == "none" else shown)
 
 
 @contextmanager
@@ -125,14 +84,7 @@ def download_bars() -> Iterator[tuple[OnBytes, OnMessage]]:
     from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
     with make_bars(BarColumn(), DownloadColumn(), TimeRemainingColumn()) as bars:
-        tasks: dict[str, Any] = {}
-
-        def show(name: str, done: int, total: int | None) -> None:
-            if name not in tasks:
-                tasks[name] = bars.add_task(name)
-            bars.update(tasks[name], completed=done, total=total)
-
-        yield show, lambda text: bars.console.print(one_line(text))
+        yield _bar_for_each(bars), lambda text: bars.console.print(one_line(text))
 
 
 @contextmanager
@@ -144,11 +96,16 @@ def file_bars() -> Iterator[Callable[[str, int, int], None] | None]:
     from rich.progress import BarColumn, TaskProgressColumn, TimeRemainingColumn
 
     with make_bars(BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as bars:
-        tasks: dict[str, Any] = {}
+        yield _bar_for_each(bars)
 
-        def show(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what)
-            bars.update(tasks[what], completed=done, total=total)
 
-        yield show
+def _bar_for_each(bars: "Progress") -> OnBytes:
+    """Return a function that shows a bar for each name that it is called with."""
+    tasks: dict[str, Any] = {}
+
+    def show(name: str, done: int, total: int | None) -> None:
+        if name not in tasks:
+            tasks[name] = bars.add_task(name)
+        bars.update(tasks[name], completed=done, total=total)
+
+    return show

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from outvote.cli.output import file_option, print_json, print_text
+from outvote.cli.output import file_option, print_written
 from outvote.cli.runs import paths_argument, read_runs, suites_option
 from outvote.cli.verb import Verb, typed_command, usage_errors
 from outvote.errors import plural
@@ -29,10 +29,4 @@ def command(paths: tuple[Path, ...], suites: tuple[str, ...], output: Path, as_j
     results = read_runs(paths)
     with usage_errors(ValueError):
         write_report(results, output, command=typed_command(), suites=suites)
-    num_bytes = output.stat().st_size
-    if as_json:
-        print_json({"path": str(output), "runs": len(results), "bytes": num_bytes})
-        return
-    print_text(
-        f"{output}: {plural(len(results), 'run')}, {num_bytes:,} bytes. Open it in a browser."
-    )
+    print_written(output, as_json, f"{plural(len(results), 'run')}, ", runs=len(results))

@@ -5,36 +5,14 @@ from typing import Any
 
 import click
 
-from outvote.cli.forecast import dry_run_option, print_forecast_of_plan
-from outvote.cli.progress import progress_option
-from outvote.cli.run_plan import (
-    Execution,
-    allow_code_option,
-    checkpoint_option,
-    consent,
-    device_option,
-    output_option,
-    processes_option,
-    run_plan,
-    seeds_option,
-    set_option,
-    weights_option,
-)
+from outvote.cli.forecast import print_forecast
+from outvote.cli.run_plan import SWEEP, Execution, consent, run_plan, with_options
 from outvote.cli.verb import Verb, usage_errors
 
 
 @click.command("run", cls=Verb)
 @click.argument("config", type=click.Path(path_type=Path))
-@set_option
-@seeds_option
-@output_option
-@device_option
-@dry_run_option
-@processes_option
-@checkpoint_option
-@weights_option
-@progress_option
-@allow_code_option
+@with_options(SWEEP)
 def command(
     config: Path,
     settings: tuple[str, ...],
@@ -61,11 +39,8 @@ def command(
         seeds = () if num_seeds is None else (f"seed={list(range(num_seeds))}",)
         plan = read_plan(config, (*settings, *seeds))
         if dry_run:
-            print_forecast_of_plan(plan, Execution(**how), as_json)
+            print_forecast(plan, Execution(**how), as_json)
             return 0
     done = run_plan(plan, Execution(**how))
-    done.print(as_json)
-    if not as_json:
-        click.echo(f"Results: {how['output'] / plan.suite}")
-    done.print_how_to_resume()
+    done.print(as_json, how["output"] / plan.suite)
     return done.exit_code

@@ -1,8 +1,9 @@
 """Executes a plan for `run`, `bench` and `demo`: signals, workers, the table at the end."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import reduce
 from importlib import import_module
 from pathlib import Path
 from time import monotonic
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any, final
 
 import click
 
-from outvote.cli.output import NumberColumn, percent, print_listing
-from outvote.cli.progress import shown_progress
+from outvote.cli.output import FC, print_json, print_text
+from outvote.cli.progress import progress_option, shown_progress
+from outvote.cli.table import print_tables
 from outvote.cli.verb import typed_command, usage_errors
 from outvote.errors import plural, warn_notes
 from outvote.experiment.stop_signal import StopSignal
@@ -21,50 +23,11 @@ if TYPE_CHECKING:
 
     from outvote.experiment.plan import Plan, RunEnd
     from outvote.experiment.progress import ProgressKind
-    from outvote.experiment.scheduler import Workers
-    from outvote.results.schema import Round
+    from outvote.experiment.scheduler import ProcessPool
+    from outvote.results.round import Round
+    from outvote.suites.suite import Suite
 
-NUMBERS = {
-    "best": "best",
-    "final": "final",
-    "last_ten": "last 10",
-    "kept_byzantine": "Byzantine selection rate",
-}
-"""The numbers of a run that are printed, and their titles."""
-NUMBERS_NOTE = (
-    "Accuracies in percent; Byzantine selection rate: the percentage of the sampled Byzantine "
-    "clients that the rule kept."
-)
 OVER = ("finished", "diverged")
-
-device_option = click.option("--device", default="auto", help="auto, cpu, cuda or cuda:1.")
-checkpoint_option = click.option(
-    "--checkpoint-every",
-    type=click.FloatRange(min=0),
-    default=60.0,
-    help="Seconds between two checkpoints; 0: after every round.",
-)
-set_option = click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a setting."
-)
-seeds_option = click.option(
-    "--seeds", "num_seeds", type=click.IntRange(min=1), help="So many seeds, from 0 on."
-)
-processes_option = click.option(
-    "-j", "num_processes", type=click.IntRange(min=1), help="Processes on this machine."
-)
-output_option = click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("runs"),
-    help="The store: results go to its folder of the suite's name.",
-)
-weights_option = click.option(
-    "--no-weights",
-    is_flag=True,
-    help="Do not keep the final weights of finished runs; tables do not need them.",
-)
 
 allow_code_option = click.option(
     "--allow-code",
@@ -73,6 +36,49 @@ allow_code_option = click.option(
     show_envvar=True,
     help="Execute the Python files that the settings name (path.py:name).",
 )
+EXECUTION = (
+    click.option(
+        "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a setting."
+    ),
+    click.option("--device", default="auto", help="auto, cpu, cuda or cuda:1."),
+    click.option(
+        "--output",
+        "-o",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path("runs"),
+        help="The store: results go to its folder of the suite's name.",
+    ),
+    click.option(
+        "--checkpoint-every",
+        type=click.FloatRange(min=0),
+        default=60.0,
+        help="Seconds between two checkpoints; 0: after every round.",
+    ),
+    progress_option,
+)
+"""The options of a verb that executes runs."""
+SWEEP = (
+    *EXECUTION,
+    click.option("--seeds", "num_seeds", type=click.IntRange(min=1), help="So many seeds, from 0."),
+    click.option(
+        "--dry-run", is_flag=True, help="Count the runs and estimate the time; run nothing."
+    ),
+    click.option(
+        "-j", "num_processes", type=click.IntRange(min=1), help="Processes on this machine."
+    ),
+    click.option(
+        "--no-weights",
+        is_flag=True,
+        help="Do not keep the final weights of finished runs; tables do not need them.",
+    ),
+    allow_code_option,
+)
+"""The options of a verb whose runs are the user's."""
+
+
+def with_options(options: Sequence[Callable[[FC], FC]]) -> Callable[[FC], FC]:
+    """Return the decorator that adds some options to a command, in their order."""
+    return lambda command: reduce(lambda found, option: option(found), reversed(options), command)
 
 
 def consent(
@@ -146,11 +152,11 @@ def check_data(plan: "Plan") -> None:
     from outvote.data.dataset import MissingDataError
     from outvote.data.loader import find_entry, is_own_dataset, locate
 
-    for name in dict.fromkeys(spec.data.name for spec in plan.specs):
-        if is_own_dataset(name):
-            continue
-        with usage_errors(MissingDataError):
-            locate(find_entry(name))
+    names = dict.fromkeys(spec.data.name for spec in plan.specs)
+    with usage_errors(MissingDataError):
+        for name in names:
+            if not is_own_dataset(name):
+                locate(find_entry(name))
 
 
 def find_device(name: str, *, must_be_here: bool = True) -> "torch.device":
@@ -168,7 +174,7 @@ def threads_each(num_processes: int) -> int:
     return max(1, num_cores() // num_processes)
 
 
-def _workers(how: Execution) -> AbstractContextManager["Workers | None"]:
+def _workers(how: Execution) -> AbstractContextManager["ProcessPool | None"]:
     """Start processes, or connect to those of Dask; None: this process alone."""
     if how.dask is not None:
         return _dask(how.dask, how.device)
@@ -176,13 +182,13 @@ def _workers(how: Execution) -> AbstractContextManager["Workers | None"]:
 
 
 @contextmanager
-def _processes(number: int) -> Iterator["Workers"]:
+def _processes(number: int) -> Iterator["ProcessPool"]:
     from outvote.experiment.processes import Processes
-    from outvote.experiment.scheduler import Workers
+    from outvote.experiment.scheduler import ProcessPool
 
     pool = Processes(number)
     try:
-        yield Workers(executor=pool, number=number, num_threads=threads_each(number))
+        yield ProcessPool(executor=pool, number=number, num_threads=threads_each(number))
     except BaseException:
         pool.kill()
         raise
@@ -190,8 +196,8 @@ def _processes(number: int) -> Iterator["Workers"]:
 
 
 @contextmanager
-def _dask(address: str, device: str) -> Iterator["Workers"]:
-    from outvote.experiment.scheduler import Workers
+def _dask(address: str, device: str) -> Iterator["ProcessPool"]:
+    from outvote.experiment.scheduler import ProcessPool
 
     try:
         library: Any = import_module("distributed")
@@ -206,7 +212,7 @@ def _dask(address: str, device: str) -> Iterator["Workers"]:
         ) from error
     with client:
         number = max(1, sum(client.nthreads().values()))
-        yield Workers(executor=client.get_executor(pure=False), number=number, device=device)
+        yield ProcessPool(executor=client.get_executor(pure=False), number=number, device=device)
 
 
 class Outcomes:
@@ -237,11 +243,6 @@ class Outcomes:
         bad = ("failed", "busy") if self.is_time_up else ("failed", "busy", "interrupted")
         return self.signal_code or int(any(end.outcome in bad for end in self.ends))
 
-    @property
-    def num_over(self) -> int:
-        """How many runs are finished or diverged."""
-        return sum(end.outcome in OVER for end in self.ends)
-
     def as_json(self) -> list[dict[str, Any]]:
         """Return one entry per run."""
         return [
@@ -257,25 +258,22 @@ class Outcomes:
             for end, summary in zip(self.ends, self.summaries, strict=True)
         ]
 
-    def print(self, as_json: bool) -> None:
-        """Print one row per run, with the settings that differ between them."""
-        import msgspec
+    def print(
+        self, as_json: bool, folder: Path, suite: "Suite | None" = None, source: str = ""
+    ) -> None:
+        """Print the tables of the runs that are over, as `outvote table` does, and how to resume.
 
-        from outvote.grids import flat
-
-        settings = [flat(msgspec.to_builtins(end.job.spec)) for end in self.ends]
-        differing = [key for key in settings[0] if len({str(each[key]) for each in settings}) > 1]
-        keys = list(dict.fromkeys(["rule", "attack", *differing]))
-        columns = [*keys, *(NumberColumn(title) for title in NUMBERS.values())]
-        rows = [
-            [*(str(each[key]) for key in keys), *(percent(getattr(s, name)) for name in NUMBERS)]
-            for each, s in zip(settings, self.summaries, strict=True)
-        ]
-        if any(end.outcome != "finished" for end in self.ends):
-            columns.append("outcome")
-            for row, end in zip(rows, self.ends, strict=True):
-                row.append("" if end.outcome == "finished" else end.outcome)
-        print_listing(as_json, self.as_json(), columns, rows, NUMBERS_NOTE)
+        `suite` is that of the runs, if they have one, and `source` what it was read from.
+        """
+        over = [end.job.folder.path for end in self.ends if end.outcome in OVER]
+        if as_json:
+            print_json(self.as_json())
+        else:
+            if over:
+                print_tables(over, suite, source)
+            what = plural(len(self.ends), "run")
+            print_text(f"{len(over)} of {what} are over. Results: {folder}")
+        self.print_how_to_resume()
 
     def print_how_to_resume(self) -> None:
         """Print the command to resume with, if some runs are not over."""
@@ -290,8 +288,9 @@ class Outcomes:
         if self.signal_code:
             click.echo(f"stopped and saved; to resume: {command}", err=True)
         elif self.is_time_up and any(end.outcome == "interrupted" for end in self.ends):
+            num_over = sum(end.outcome in OVER for end in self.ends)
             click.echo(
-                f"time is up, {self.num_over} of {plural(len(self.ends), 'run')} done, the rest is "
+                f"time is up, {num_over} of {plural(len(self.ends), 'run')} done, the rest is "
                 f"saved; to resume: {command}",
                 err=True,
             )

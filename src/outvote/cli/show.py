@@ -1,23 +1,16 @@
 """`outvote show NAME`: what a rule, an attack, a model, a dataset or a suite is."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from outvote.aliases import ATTACK_ALIASES, RULE_ALIASES
-from outvote.cli.output import print_json, print_table, print_text
+from outvote.cli.output import one_line, print_json, print_table, print_text
 from outvote.cli.run_plan import allow_code_option, consent
-from outvote.cli.show_experiment import (
-    is_dataset,
-    is_model,
-    is_suite,
-    show_dataset,
-    show_model,
-    show_suite,
-)
+from outvote.cli.show_experiment import show_dataset, show_model, show_suite
 from outvote.cli.verb import Verb, read_attack, read_rule, usage_errors
 from outvote.errors import closest
 
@@ -52,20 +45,55 @@ def command(name: str, allow_code: bool, as_json: bool) -> None:
     outvote show table1-cifar10
     """  # noqa: D301  (click wants the backspace)
     with consent(allow_code, [name]):
-        for is_one, show in OTHERS:
-            if is_one(name) and not _is_built_in(name):
-                show(name, as_json)
-                return
-        if _is_attack(name):
-            show_attack(read_attack(name), as_json)
-        else:
-            show_rule(name, as_json)
+        SHOW[_kind_of(name)](name, as_json)
 
 
-def show_attack(attack: "Attack", as_json: bool) -> None:
+def _kind_of(text: str) -> str:
+    """Return the kind of thing that a text names: what is built in goes before plugins."""
+    from outvote.attacks.attack import Attack
+    from outvote.attacks.attack_spec import ALIASES as ATTACK_ALIASES
+    from outvote.attacks.attack_spec import ATTACKS
+    from outvote.data.catalog import DATASETS
+    from outvote.loading import load_class
+    from outvote.models.model_spec import MODELS
+    from outvote.plugins import plugin_names
+    from outvote.rules.rule import Rule
+    from outvote.rules.rule_spec import ALIASES, RULES
+    from outvote.suites.suite import suite_names
+
+    if text.endswith(".toml"):
+        return "suite"
+    name = re.split(r"[\s(]", text.strip(), maxsplit=1)[0]
+    if re.search(r"\.py:\w+$", name):
+        with usage_errors(ValueError):
+            found = load_class(name, "rule or attack", Rule, Attack)
+        return "attack" if issubclass(found, Attack) else "rule"
+    name = name.lower()
+    named: dict[str, set[str]] = {
+        "rule": {*RULES, *ALIASES},
+        "attack": {*ATTACKS, *ATTACK_ALIASES},
+        "model": {*MODELS},
+        "dataset": {*DATASETS},
+        "suite": {*suite_names()},
+    }
+    plugins = {kind: plugin_names(kind) for kind in ("rule", "attack", "model", "dataset")}
+    for kind, names in [*named.items(), *plugins.items()]:
+        if name in names:
+            return kind
+    if not re.fullmatch(r"[\w-]+", name):
+        return "rule"  # Whose mistake is explained where rules are read.
+    hint = closest(name, {each for names in (*named.values(), *plugins.values()) for each in names})
+    lists = "outvote list rules, attacks, models, datasets or suites names what there is."
+    raise click.UsageError(
+        f"nothing is called {name!r}; {hint if hint.startswith('did') else lists}"
+    )
+
+
+def show_attack(name: str, as_json: bool) -> None:
     """Show an attack with the values of its parameters."""
     from outvote.cli.describe import describe, kind_of, traits
 
+    attack = read_attack(name)
     about = describe(type(attack))
     if as_json:
         shown = {**about.of_attack(), **traits(attack), "values": _values(attack, about)}
@@ -82,16 +110,13 @@ def show_attack(attack: "Attack", as_json: bool) -> None:
 def show_rule(name: str, as_json: bool) -> None:
     """Show a rule, layer by layer if it wraps others."""
     from outvote.cli.describe import describe
-    from outvote.rules.rule import Wrapper
 
     rule = _find(name)
-    is_wrapper_alone = "(" not in name and hasattr(rule, "rule")
-    layers = [rule]
-    while isinstance(layers[-1], Wrapper) and not is_wrapper_alone:
-        layers.append(layers[-1].rule)
-    described = [(layer, describe(type(layer))) for layer in layers]
-    limits = {num: rule.max_byzantine(num) for num in NUM_CLIENTS}
-    inside = {str(layer): limits_inside(rule, layer) for layer in inner_rules(rule)}
+    layers = _layers(rule)
+    inside = _limits(layers)
+    limits = inside.pop(str(rule))
+    is_wrapper_alone = "(" not in name and len(layers) > 1
+    described = [(each, describe(type(each))) for each in layers[: 1 if is_wrapper_alone else None]]
     if as_json:
         shown = [{**asdict(about), "values": _values(layer, about)} for layer, about in described]
         every: dict[str, Any] = {"max_byzantine": limits, "max_byzantine_inside": inside}
@@ -110,30 +135,27 @@ def show_rule(name: str, as_json: bool) -> None:
     print_text(_resilience_text(_resilience(rule, limits)))
 
 
-def inner_rules(rule: "Rule") -> "list[Rule]":
-    """Return the rules inside a rule, the outermost first."""
+def _layers(rule: "Rule") -> "list[Rule]":
+    """Return a rule and the rules inside it, the outermost first."""
     from outvote.rules.rule import Wrapper
 
-    found: list[Rule] = []
-    while isinstance(rule, Wrapper):
-        rule = rule.rule
-        found.append(rule)
-    return found
+    layers = [rule]
+    while isinstance(layers[-1], Wrapper):
+        layers.append(layers[-1].rule)
+    return layers
 
 
-def limits_inside(rule: "Rule", inner: "Rule") -> dict[int, int]:
-    """Return how many of the clients of `rule` a rule inside it tolerates."""
+def _limits(layers: "Sequence[Rule]") -> dict[str, dict[int, int]]:
+    """Return for each layer how many Byzantine clients of some numbers it tolerates."""
     from outvote.rules.rule import Wrapper
 
-    found = {}
-    for num in NUM_CLIENTS:
-        layer: Rule = rule
-        seen = num
-        while layer is not inner and isinstance(layer, Wrapper):
-            seen = layer.inside_num_clients(seen)
-            layer = layer.rule
-        found[num] = layer.max_byzantine(seen)
-    return found
+    limits: dict[str, dict[int, int]] = {}
+    seen = {num: num for num in NUM_CLIENTS}
+    for layer in layers:
+        limits[str(layer)] = {num: layer.max_byzantine(inside) for num, inside in seen.items()}
+        if isinstance(layer, Wrapper):
+            seen = {num: layer.inside_num_clients(inside) for num, inside in seen.items()}
+    return limits
 
 
 def _listed(limits: dict[int, int]) -> str:
@@ -153,17 +175,15 @@ def _resilience(rule: "Rule", limits: dict[int, int]) -> dict[str, Any]:
             {"num_clients": n, "num_byzantine": f, "lambda": each.constant} for n, f, each in known
         ]
         return {"kind": known[0][2].kind, "constants": rows}
-    f = asked[SEARCHED["num_clients"]]
-    if not f:
-        return {"kind": "none", "constants": []}
-    search: dict[str, Any] = {**SEARCHED, "num_byzantine": f}
+    none: dict[str, Any] = {"kind": "none", "constants": []}
+    search: dict[str, Any] = {**SEARCHED, "num_byzantine": asked[SEARCHED["num_clients"]]}
+    if not search["num_byzantine"]:
+        return none
     try:
-        ratio = worst_case(rule, num_byzantine=f, **SEARCHED).ratio
+        ratio = worst_case(rule, **search).ratio
     except Exception as error:  # noqa: BLE001  (a user's rule may raise anything)
-        search["failure"] = " ".join(f"{type(error).__name__}: {error}".split())
-    else:
-        search |= {"lambda_at_least": ratio, "has_no_lambda": ratio == inf}
-    return {"kind": "none", "constants": [], "search": search}
+        return none | {"search": search | {"failure": one_line(f"{type(error).__name__}: {error}")}}
+    return none | {"search": search | {"lambda_at_least": ratio, "has_no_lambda": ratio == inf}}
 
 
 def _resilience_text(found: dict[str, Any]) -> str:
@@ -178,63 +198,18 @@ def _resilience_text(found: dict[str, Any]) -> str:
     if search is None:
         n = SEARCHED["num_clients"]
         return f"lambda: none known; of {n} clients, no Byzantine one is tolerated."
+    who = f"{search['num_byzantine']} of {search['num_clients']} clients"
     if "failure" in search:
         return f"lambda: none known. The search for a lower bound failed: {search['failure']}"
     if search["has_no_lambda"]:
         return (
             "lambda: none exists. A search found honest clients that agree exactly, and a result "
-            f"elsewhere ({search['num_byzantine']} of {search['num_clients']} clients Byzantine)."
+            f"elsewhere ({who} Byzantine)."
         )
     return (
         f"lambda: none known. A search found that it is at least {search['lambda_at_least']:.3g} "
-        f"({search['num_byzantine']} of {search['num_clients']} clients, {search['dim']} "
-        "coordinates); the true one may be larger."
+        f"({who}, {search['dim']} coordinates); the true one may be larger."
     )
-
-
-def _is_attack(text: str) -> bool:
-    """Return whether a text names an attack; raise if it names neither that nor a rule."""
-    from outvote.attacks import attack_spec as attacks
-    from outvote.attacks.attack import Attack
-    from outvote.loading import load_class
-    from outvote.plugins import plugin_names
-    from outvote.rules import rule_spec as rules
-    from outvote.rules.rule import Rule
-
-    name = re.split(r"[\s(]", text.strip(), maxsplit=1)[0]
-    if re.search(r"\.py:\w+$", name):
-        with usage_errors(ValueError):
-            return issubclass(load_class(name, "rule or attack", Rule, Attack), Attack)
-    name = name.lower()
-    known = {*rules.RULES, *rules.ALIASES, *plugin_names("rule")}
-    of_attacks = {*attacks.ATTACKS, *attacks.ALIASES, *plugin_names("attack")}
-    if name in of_attacks and name not in {*rules.RULES, *rules.ALIASES}:
-        return True
-    if re.fullmatch(r"[\w-]+", name) and name not in known:
-        raise click.UsageError(f"nothing is called {name!r}; {_hint(name, known | of_attacks)}")
-    return False
-
-
-def _is_built_in(name: str) -> bool:
-    """Return whether a name is that of a rule or an attack, which no package can take."""
-    from outvote.attacks.attack_spec import ATTACKS
-    from outvote.rules.rule_spec import RULES
-
-    return name in {*RULES, *ATTACKS, *RULE_ALIASES, *ATTACK_ALIASES}
-
-
-OTHERS = ((is_model, show_model), (is_dataset, show_dataset), (is_suite, show_suite))
-
-
-def _hint(name: str, known: set[str]) -> str:
-    """Return the closest name of anything; if there is none, where names are listed."""
-    from outvote.data.catalog import DATASETS
-    from outvote.models.model_spec import MODELS
-    from outvote.suites.suite import suite_names
-
-    hint = closest(name, {*known, *MODELS, *DATASETS, *suite_names()})
-    lists = "outvote list rules, attacks, models, datasets or suites names what there is."
-    return hint if hint.startswith("did") else lists
 
 
 def _find(name: str) -> "Rule":
@@ -263,3 +238,12 @@ def _rows(layer: "Rule | Attack", about: "Description") -> list[list[str]]:
         rows.append([f"{parameter.name}={value_text(value)}", doc + default])
     rows.append(["example", about.example])
     return [row for row in rows if row[1]]
+
+
+SHOW = {
+    "rule": show_rule,
+    "attack": show_attack,
+    "model": show_model,
+    "dataset": show_dataset,
+    "suite": show_suite,
+}

@@ -4,7 +4,7 @@ import re
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from outvote.cli.output import NumberColumn, print_json, print_table, print_text
+from outvote.cli.output import NumberColumn, print_json, print_listing, print_table, print_text
 from outvote.cli.plugins import first_sentence
 from outvote.cli.verb import usage_errors
 from outvote.errors import plural
@@ -14,29 +14,6 @@ if TYPE_CHECKING:
 
 NUM_CLASSES = 10
 """Of a model that is shown."""
-
-
-def is_model(name: str) -> bool:
-    """Return whether a name is that of a model, built in or of another package."""
-    from outvote.models.model_spec import MODELS
-    from outvote.plugins import plugin_names
-
-    return name in {*MODELS, *plugin_names("model")}
-
-
-def is_dataset(name: str) -> bool:
-    """Return whether a name is that of a dataset, built in or of another package."""
-    from outvote.data.catalog import DATASETS
-    from outvote.plugins import plugin_names
-
-    return name in {*DATASETS, *plugin_names("dataset")}
-
-
-def is_suite(name: str) -> bool:
-    """Return whether a name is that of a suite, or the path of one."""
-    from outvote.suites.suite import suite_names
-
-    return name.endswith(".toml") or name in suite_names()
 
 
 def show_model(name: str, as_json: bool) -> None:
@@ -95,15 +72,13 @@ def _layers(model: Any) -> list[dict[str, Any]]:
 
 def show_dataset(name: str, as_json: bool) -> None:
     """Show a dataset: samples, shape, classes, sources, where it was found or how to get it."""
+    from outvote.cli.data import about_dataset
     from outvote.data.catalog import DATASETS
 
     if name not in DATASETS:
         _show_other_dataset(name, as_json)
         return
-    about = dataset_facts(name)
-    if as_json:
-        print_json(about)
-        return
+    about = about_dataset(DATASETS[name])
     size = about["download_bytes"]
     rows = [
         [about["samples"], _count(about)],
@@ -116,21 +91,7 @@ def show_dataset(name: str, as_json: bool) -> None:
         ["found", about["found"] or "no"],
         ["get it", "" if about["found"] else about["get"]],
     ]
-    print_table([name, about["doc"]], [row for row in rows if row[1]])
-
-
-def dataset_facts(name: str) -> dict[str, Any]:
-    """Return the facts of a dataset before a file is read."""
-    from outvote.cli.data import about
-    from outvote.data.catalog import DATASETS
-
-    entry = DATASETS[name]
-    return {
-        **about(entry),
-        "samples": entry.samples,
-        "forms": [form.doc for form in entry.forms],
-        "sources": [source.doc for source in entry.sources],
-    }
+    print_listing(as_json, about, [name, about["doc"]], [row for row in rows if row[1]])
 
 
 def _count(about: dict[str, Any]) -> str:
@@ -147,10 +108,8 @@ def _show_other_dataset(name: str, as_json: bool) -> None:
     assert plugin is not None
     with usage_errors(ValueError):
         doc = first_sentence(getattr(find_own_dataset(name), "__doc__", None) or "")
-    if as_json:
-        print_json({"name": name, "doc": doc, "package": plugin.source})
-    else:
-        print_table([name, doc], [["package", plugin.source]])
+    about = {"name": name, "doc": doc, "package": plugin.source}
+    print_listing(as_json, about, [name, doc], [["package", plugin.source]])
 
 
 def show_suite(name: str, as_json: bool) -> None:

@@ -1,8 +1,8 @@
 """`outvote stress`: every attack against every rule, on synthetic gradients, in about a minute."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,12 +15,13 @@ from outvote.cli.output import (
     print_text,
     terminal_width,
 )
+from outvote.cli.progress import file_bars
 from outvote.cli.verb import Verb, WorkFailed, read_attack, read_rule, usage_errors
 from outvote.errors import plural
 
 if TYPE_CHECKING:
     from outvote.attacks.attack import Attack
-    from outvote.testing.stress import Cell, Progress, Stress
+    from outvote.testing.stress import Cell, Stress
 
 
 # Fewer tries than the attack makes by default: it asks every rule some hundred times.
@@ -81,9 +82,9 @@ def command(
         gradients = SyntheticGradients(**recipe)
     rules = [read_rule(text) for text in rule_texts or default_rules(groups)]
     attacks = [_on_gradients(text) for text in attack_texts or default_attacks()]
-    table = stress(
-        rules, attacks, gradients, num_servers=servers, on_progress=_progress(sys.stderr.isatty())
-    )
+    with file_bars() as show:
+        count = None if show is None else partial(show, "cells")
+        table = stress(rules, attacks, gradients, num_servers=servers, on_progress=count)
     if all(cell.failure for cell in table.cells):
         raise WorkFailed(f"nothing could be measured; {failures(table)[0]}")
     limits = {str(rule): rule.max_byzantine(gradients.num_clients) for rule in rules}
@@ -92,11 +93,8 @@ def command(
         print_json({**as_data(table, servers), "lowered": lowered})
         return
     short = {} if attack_texts else {GAS_AWARE: "gas-aware"}
-    short |= (
-        {}
-        if rule_texts
-        else {text: text.replace(f", num_groups={groups})", ")") for text in table.rules}
-    )
+    if not rule_texts:
+        short |= {text: text.replace(f", num_groups={groups})", ")") for text in table.rules}
     print_stress(table, short, servers)
     if lowered:
         listed = ", ".join(f"{short.get(rule, rule)} {limit}" for rule, limit in lowered.items())
@@ -163,18 +161,6 @@ def _on_gradients(text: str) -> "Attack":
     return attack
 
 
-def _progress(is_terminal: bool) -> "Progress | None":
-    """Return a function that shows the count of cells on stderr, if it is a terminal."""
-    if not is_terminal:
-        return None
-
-    def show(done: int, total: int) -> None:
-        end = "\r\x1b[K" if done == total else ""
-        click.echo(f"\r{done} of {total} cells{end}", nl=False, err=True)
-
-    return show
-
-
 def print_stress(table: "Stress", short: dict[str, str], num_servers: int) -> None:
     """Print errors, worst cases and failures; `short` holds shorter names of rules and attacks."""
     made = table.gradients
@@ -187,12 +173,14 @@ def print_stress(table: "Stress", short: dict[str, str], num_servers: int) -> No
     )
     labels = {rule: short.get(rule, rule) for rule in table.rules}
     worst = {rule: table.worst(rule) for rule in table.rules}
+
+    def shown(attack: str, rule: str) -> str:
+        cell = table.cell(attack, rule)
+        return "*" * (cell is worst[rule]) + _error(cell)
+
     for block in blocks_of(table.attacks, short, max(len(label) for label in labels.values())):
         columns = ["rule", *(NumberColumn(short.get(name, name)) for name in block)]
-        rows = [
-            [label, *(_cell(table.cell(name, rule), worst[rule]) for name in block)]
-            for rule, label in labels.items()
-        ]
+        rows = [[label, *(shown(name, rule) for name in block)] for rule, label in labels.items()]
         print_table(columns, rows)
     ranked = sorted(
         (cell for cell in worst.values() if cell is not None), key=lambda cell: cell.severity
@@ -223,10 +211,6 @@ def blocks_of(attacks: Sequence[str], short: dict[str, str], label_width: int) -
     return blocks
 
 
-def _cell(cell: "Cell", worst: "Cell | None") -> str:
-    return "*" * (worst is not None and cell.attack == worst.attack) + _error(cell)
-
-
 def _error(cell: "Cell") -> str:
     if cell.error is None:
         return "failed"
@@ -235,22 +219,15 @@ def _error(cell: "Cell") -> str:
 
 def failures(table: "Stress") -> list[str]:
     """Return each failure in one line; a rule or attack that always fails the same way, once."""
-    by_cause: dict[tuple[str, str], list[Cell]] = {}
+    by_cause: dict[tuple[str, str, str], list[str]] = {}
     for cell in table.cells:
         if cell.failure:
-            by_cause.setdefault((cell.failed, cell.failure), []).append(cell)
-    return [
-        f"{_who(failed, cells, table)} failed: {one_line(why)}"
-        for (failed, why), cells in by_cause.items()
-    ]
-
-
-def _who(failed: str, cells: "list[Cell]", table: "Stress") -> str:
-    rules, attacks = (
-        list(dict.fromkeys(getattr(cell, key) for cell in cells)) for key in ("rule", "attack")
-    )
-    if failed == "attack":
-        who, others, word, are_all = attacks, rules, "against", len(rules) == len(table.rules)
-    else:
-        who, others, word, are_all = rules, attacks, "under", len(attacks) == len(table.attacks)
-    return ", ".join(who) + ("" if are_all else f" {word} {', '.join(others)}")
+            pair = (cell.attack, cell.rule)
+            who, other = pair if cell.failed == "attack" else pair[::-1]
+            cause = (cell.failed, who, one_line(cell.failure))
+            by_cause.setdefault(cause, []).append(other)
+    lines = []
+    for (failed, who, why), others in by_cause.items():
+        is_always = len(others) == len(table.rules if failed == "attack" else table.attacks)
+        lines.append(f"{who} failed{'' if is_always else ' with ' + ', '.join(others)}: {why}")
+    return lines

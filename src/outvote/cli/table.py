@@ -1,5 +1,6 @@
 """`outvote table RUNS`: results of rules under attacks, beside the numbers of the paper."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from outvote.cli.output import (
     json_text,
     print_table,
     print_text,
-    write_file,
+    write_or_print,
 )
 from outvote.cli.runs import paths_argument, read_runs, suites_option
 from outvote.cli.verb import Verb, usage_errors
@@ -21,6 +22,7 @@ from outvote.markup import clean
 if TYPE_CHECKING:
     from outvote.report.cells import Metric
     from outvote.report.rendered_table import Rendered
+    from outvote.suites.suite import Suite
 
 METRICS: "dict[str, Metric]" = {
     "best": "best",
@@ -33,14 +35,8 @@ METRICS: "dict[str, Metric]" = {
     "worst-decile": "worst_decile",
     "least-kept": "least_kept",
 }
+METRIC = click.Choice(tuple(METRICS))
 FORMATS = ("text", "md", "latex", "csv", "json")
-
-
-class MetricChoice(click.Choice[str]):
-    """The name of a metric."""
-
-    def __init__(self) -> None:
-        super().__init__(tuple(METRICS))
 
 
 @click.command("table", cls=Verb)
@@ -55,7 +51,7 @@ class MetricChoice(click.Choice[str]):
 @click.option("--paper", is_flag=True, help="The paper's value beside each of ours.")
 @click.option(
     "--metric",
-    type=MetricChoice(),
+    type=METRIC,
     help="Accuracy of the best round (the paper's), the last, the last ten; Byzantine selection "
     "rate; Byzantine clients' share of the weights; distance to the honest mean; accuracy on the "
     "own label distribution of honest clients, its worst decile; how rarely honest clients are "
@@ -104,19 +100,25 @@ def command(  # noqa: PLR0913, PLR0917  (one for each option)
     rendered = render(grids, wanted, paper=paper, clients=clients)
     chosen = "json" if as_json else format_ or ("text" if is_terminal() else "md")
     if chosen == "text" and output is None:
-        _print_tables(rendered)
+        _print(rendered)
         return
     if chosen == "csv":
         for note in rendered.provenance.protocol_notes():  # CSV has no comments.
             click.echo(note, err=True)
     text = _text(rendered, "md" if chosen == "text" else chosen)
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        write_file(output, text.encode())
+    write_or_print(text, output)
 
 
-def _print_tables(rendered: "Rendered") -> None:
+def print_tables(paths: Sequence[Path], suite: "Suite | None" = None, source: str = "") -> None:
+    """Print the tables of runs, as a suite has them that was read from `source`."""
+    from outvote.report.layout import grids_of, grids_of_suite
+    from outvote.report.rendered_table import render
+
+    results = read_runs(paths)
+    _print(render(grids_of_suite(suite, results, source) if suite else grids_of(results)))
+
+
+def _print(rendered: "Rendered") -> None:
     """Print all tables for a terminal; * marks what Markdown has in bold."""
     from outvote.report.table_formats import as_text
 

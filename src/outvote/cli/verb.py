@@ -63,25 +63,15 @@ class Verb(click.Command):
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, no tables.")
 
 
-def _keep_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
-    del parameter
-    ctx.meta[DEBUG] = value or ctx.meta.get(DEBUG, False)
+debug_option = click.option(
+    "--debug", is_flag=True, expose_value=False, help="On failure, print the traceback too."
+)
 
 
 def is_debug() -> bool:
-    """Return whether the command was given ``--debug``."""
+    """Return whether the command was given ``--debug``: the program's context object."""
     ctx = click.get_current_context(silent=True)
-    return ctx is not None and bool(ctx.meta.get(DEBUG))
-
-
-DEBUG = "outvote.debug"
-debug_option = click.option(
-    "--debug",
-    is_flag=True,
-    expose_value=False,
-    callback=_keep_debug,
-    help="On failure, print the traceback too.",
-)
+    return ctx is not None and bool(ctx.obj)
 
 
 def read_rule(text: str) -> "Rule":

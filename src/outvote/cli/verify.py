@@ -7,7 +7,7 @@ import click
 
 from outvote.cli.output import one_line, print_json, print_text
 from outvote.cli.runs import paths_argument
-from outvote.cli.verb import Verb, WorkFailed
+from outvote.cli.verb import Verb, WorkFailed, usage_errors
 from outvote.errors import plural
 from outvote.markup import clean
 
@@ -50,50 +50,41 @@ def command(paths: tuple[Path, ...], as_json: bool) -> int:
 
 def _entries(path: Path) -> list[dict[str, Any]]:
     """Return one entry for each run below a path; nothing there is a mistake of the user."""
+    from outvote.results.check import check_run
     from outvote.results.disk import DamagedFileError, StoreError
     from outvote.results.export import read_export
     from outvote.results.folder import find_runs
 
-    if path.is_file():
-        try:
-            return [
-                {**_about(str(path), each.name, each.status), "faults": []}
-                for each in read_export(path)
-            ]
-        except DamagedFileError as error:
-            text = str(error).removeprefix(f"{path} ")
-            about = _about(str(path), path.name, None)
-            return [{**about, "faults": [{"file": path.name, "fault": text}]}]
-        except StoreError as error:
-            raise click.UsageError(str(error)) from error
-    if not path.is_dir():
+    if not path.exists():
         raise click.UsageError(f"there is no file or folder {path}; check the path.")
-    folders = find_runs(path)
-    if not folders:
+    with usage_errors(StoreError):  # Of a newer outvote.
+        if path.is_file():
+            try:
+                return [_entry(str(path), each.name, each.status, []) for each in read_export(path)]
+            except DamagedFileError as error:
+                fault = {"file": path.name, "fault": str(error).removeprefix(f"{path} ")}
+                return [_entry(str(path), path.name, None, [fault])]
+        found = [check_run(folder, deep=True) for folder in find_runs(path)]
+    if not found:
         raise click.UsageError(
             f"no runs in {path}; give a store, the folder of a suite or run, or an export."
         )
-    return [_checked(folder) for folder in folders]
+    return [
+        _entry(
+            str(each.folder.path),
+            each.folder.path.name,
+            each.status,
+            [{"file": fault.file, "fault": clean(fault.text)} for fault in each.faults],
+        )
+        for each in found
+    ]
 
 
-def _checked(folder: Any) -> dict[str, Any]:
-    from outvote.results.check import check_run
-    from outvote.results.disk import StoreError
-
-    try:
-        found = check_run(folder, deep=True)
-    except StoreError as error:  # Of a newer outvote.
-        raise click.UsageError(str(error)) from error
-    faults = [{"file": each.file, "fault": clean(each.text)} for each in found.faults]
-    return {**_about(str(folder.path), folder.path.name, found.status), "faults": faults}
-
-
-def _about(path: str, name: str, status: Any) -> dict[str, Any]:
+def _entry(path: str, name: str, status: Any, faults: list[dict[str, str]]) -> dict[str, Any]:
     return {
         "path": path,
         "name": name,
-        "outcome": None if status is None else status.outcome,
-        "round": None if status is None else status.round,
-        "num_rounds": None if status is None else status.num_rounds,
+        **{key: getattr(status, key, None) for key in ("outcome", "round", "num_rounds")},
         "has_checksums": status is not None and status.sums is not None,
+        "faults": faults,
     }

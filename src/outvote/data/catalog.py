@@ -4,14 +4,14 @@ from dataclasses import replace
 from functools import partial
 
 from outvote.data.cifar import CIFAR10_ENTRY, CIFAR100_ENTRY
-from outvote.data.dataset_entry import Entry, Form, has_all
+from outvote.data.dataset_entry import DatasetEntry, Form, has_all
 from outvote.data.femnist import SUBSET, has_leaf, read_leaf, read_subset
 from outvote.data.flights import FLIGHTS_ENTRY
 from outvote.data.image_folder import SIZE, has_images, read_image_folder
 from outvote.data.kjv import KJV_ENTRY
 from outvote.data.mnist import FASHION_ENTRY, MNIST_ENTRY, SMALL_ENTRY
 
-FEMNIST_ENTRY = Entry(
+FEMNIST_ENTRY = DatasetEntry(
     name="femnist",
     doc="handwritten digits and letters with their writers, 62 classes",
     shape=(28, 28, 1),
@@ -33,7 +33,7 @@ FEMNIST_ENTRY = Entry(
     advice="run data/femnist/preprocess.sh of LEAF (github.com/TalwalkarLab/leaf) and copy its "
     "JSON there",
 )
-IMAGENET12_ENTRY = Entry(
+IMAGENET12_ENTRY = DatasetEntry(
     name="imagenet12",
     doc="12 classes of ImageNet, or any other folder of images by class",
     shape=(SIZE, SIZE, 3),

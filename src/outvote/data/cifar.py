@@ -17,7 +17,7 @@ import numpy as np
 
 from outvote.data.checksum import MOST_INSIDE, check_sum, read_npz, sha256_of
 from outvote.data.dataset import FETCH_AGAIN, Arrays, Images, Labels, fetch_again
-from outvote.data.dataset_entry import Download, Entry, Form, Package, RemoteFile, has_all
+from outvote.data.dataset_entry import DatasetEntry, Download, Form, Package, RemoteFile, has_all
 from outvote.data.image_files import read_rgb
 from outvote.data.python_batch import read_batch
 from outvote.limits import TooLargeError, read_at_most
@@ -220,7 +220,7 @@ def archive_download(archive: str, md5: str, num_bytes: int) -> Download:
     return Download(files=(RemoteFile(url=url, name=archive, md5=md5),), num_bytes=num_bytes)
 
 
-CIFAR10_ENTRY = Entry(
+CIFAR10_ENTRY = DatasetEntry(
     name="cifar10",
     doc="small colour photos of animals and vehicles, 10 classes",
     num_train=50_000,

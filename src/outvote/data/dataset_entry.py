@@ -80,7 +80,7 @@ class Form:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class DatasetEntry:
     """A dataset: facts, forms it is read from, sources it is fetched from."""
 
     name: str

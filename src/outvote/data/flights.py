@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from outvote.data.array_dataset import ArrayDataset
 from outvote.data.checksum import MOST_INSIDE, check_sum
 from outvote.data.dataset import fetch_again
-from outvote.data.dataset_entry import Entry, Form, Package, has_all
+from outvote.data.dataset_entry import DatasetEntry, Form, Package, has_all
 from outvote.limits import TooLargeError, check_members
 from outvote.text import short_line
 
@@ -176,7 +176,7 @@ def _one_hot(values: Column, known: tuple[str, ...]) -> NDArray[np.float64]:
     return is_each.astype(np.float64)
 
 
-FLIGHTS_ENTRY = Entry(
+FLIGHTS_ENTRY = DatasetEntry(
     name="flights",
     doc="flights from New York in 2013: early, on time or late, by destination",
     num_train=261_608,

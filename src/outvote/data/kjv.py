@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from outvote.data.array_dataset import ArrayDataset
 from outvote.data.checksum import check_sum
 from outvote.data.dataset import fetch_again
-from outvote.data.dataset_entry import Entry, Form, Package, has_all
+from outvote.data.dataset_entry import DatasetEntry, Form, Package, has_all
 from outvote.data.lzw import decode_lzw
 
 Tokens = NDArray[np.int64]
@@ -140,7 +140,7 @@ def _samples(chapters: list[Chapter]) -> tuple[Tokens, list[str]]:
     return np.concatenate(samples), books
 
 
-KJV_ENTRY = Entry(
+KJV_ENTRY = DatasetEntry(
     name="kjv",
     doc="the King James Bible, the next of 64 characters, by book",
     num_train=55_882,

@@ -8,7 +8,7 @@ from outvote.data.array_dataset import ArrayDataset
 from outvote.data.cache import VARIABLE, search_folders
 from outvote.data.catalog import DATASETS
 from outvote.data.dataset import Dataset, MissingDataError
-from outvote.data.dataset_entry import Entry, Form
+from outvote.data.dataset_entry import DatasetEntry, Form
 from outvote.errors import closest
 from outvote.plugins import find_plugin, load_plugin, plugin_names
 from outvote.user_objects import find_object, is_user_object
@@ -36,7 +36,7 @@ def load(
     return load_entry(find_entry(name), folder, size=size, split_seed=split_seed)
 
 
-def find_entry(name: str) -> Entry:
+def find_entry(name: str) -> DatasetEntry:
     """Return the entry of a dataset; an unknown name is an error that names the closest."""
     if name not in DATASETS:
         known = [*DATASETS, *plugin_names("dataset")]
@@ -57,7 +57,7 @@ def find_own_dataset(name: str) -> Any:
     return find_object(name, "dataset") if plugin is None else load_plugin(plugin)
 
 
-def load_entry(entry: Entry, folder: str | Path | None = None, **options: Any) -> AnyDataset:
+def load_entry(entry: DatasetEntry, folder: str | Path | None = None, **options: Any) -> AnyDataset:
     """Load what an entry describes."""
     form, where = locate(entry, folder)
     given = {key: value for key, value in options.items() if value is not None}
@@ -79,7 +79,7 @@ def load_entry(entry: Entry, folder: str | Path | None = None, **options: Any) -
     )
 
 
-def locate(entry: Entry, folder: str | Path | None = None) -> tuple[Form, Path]:
+def locate(entry: DatasetEntry, folder: str | Path | None = None) -> tuple[Form, Path]:
     """Return the form of a dataset that was found, and its folder; files are not opened."""
     searched = search_folders(entry.name, folder)
     for where in searched:

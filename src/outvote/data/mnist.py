@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from outvote.data.checksum import check_sum, read_inside, read_npz, sha256_of
 from outvote.data.dataset import Arrays, fetch_again
-from outvote.data.dataset_entry import Download, Entry, Form, Package, RemoteFile
+from outvote.data.dataset_entry import DatasetEntry, Download, Form, Package, RemoteFile
 from outvote.text import shortened
 
 FILES = (
@@ -124,7 +124,7 @@ def idx_download(address: str, md5: dict[str, str], num_bytes: int) -> Download:
     )
 
 
-FASHION_ENTRY = Entry(
+FASHION_ENTRY = DatasetEntry(
     name="fashion-mnist",
     doc="grey images of clothes, 10 classes",
     num_train=60_000,

@@ -19,7 +19,7 @@ from outvote.text import short_line
 def read_batch(content: bytes, what: str) -> dict[str, Any]:
     """Return the dictionary in a batch: bytes, numbers, lists and arrays of bytes only."""
     try:
-        batch = _Reader(io.BytesIO(content), encoding="bytes").load()
+        batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except (*MALFORMED, DamagedDataError) as error:
         raise fetch_again(
             f"{what} is no batch of CIFAR and was not read further: {short_line(error)}"
@@ -105,7 +105,7 @@ KNOWN = {
 
 
 @final
-class _Reader(pickle.Unpickler):
+class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Look a name up among the stand-ins, and nowhere else."""
         if f"{module}.{name}" not in KNOWN:

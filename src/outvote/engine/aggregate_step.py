@@ -11,8 +11,8 @@ from outvote.ops.memory import run_index
 from outvote.ops.precision import plain_torch
 from outvote.rules.aggregate import Batch
 from outvote.rules.aggregate import aggregate as aggregate_batch
-from outvote.rules.values import RowFacts, row_facts
 from outvote.rules.rule import Aggregation, known
+from outvote.rules.values import RowFacts, row_facts
 from outvote.training.trainer import LocalUpdates
 
 

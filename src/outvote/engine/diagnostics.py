@@ -11,14 +11,14 @@ from outvote.engine.local_updates import batches_of
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State
 from outvote.metrics.certificate import (
-    Diagnostics,
     LocalPass,
     bound_factor,
     certificate,
     heterogeneity,
 )
-from outvote.metrics.theory import GASBound, Theory, descent_bound, squared_rule_bound
+from outvote.metrics.theory import GASBound, descent_bound, squared_rule_bound
 from outvote.ops.precision import plain_torch
+from outvote.results.round import Diagnostics, Theory
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.gas import GAS
 from outvote.rules.groups import Groups

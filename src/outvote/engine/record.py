@@ -7,7 +7,7 @@ from outvote.engine.diagnostics import diagnose
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State
 from outvote.metrics.deviation import deviations, honest_losses, weight_shares
-from outvote.metrics.round_record import Record
+from outvote.results.round import Round
 from outvote.rules.rule import Aggregation, known
 from outvote.training.objective import Score
 from outvote.training.trainer import LocalUpdates
@@ -22,7 +22,7 @@ def record(
     aggregation: Aggregation,
     *,
     is_evaluated: bool,
-) -> list[Record]:
+) -> list[Round]:
     """Return one record per run; with `is_evaluated`, including the accuracy on the test set."""
     vector = known(aggregation.vector)
     num_runs, num_clients = participants.is_byzantine.shape
@@ -56,7 +56,7 @@ def record(
     ]
     diagnostics = diagnose(stack, before, after, participants, updates, aggregation)
     return [
-        Record(
+        Round(
             round=participants.number,
             num_samples=trained_on[k],
             loss=losses[k],

@@ -119,7 +119,9 @@ class ReferenceRun:
                 first, targets = self.run.attack.poison(first, targets, self.num_classes)
             optimiser.zero_grad()
             loss = objective(model(first, *others), targets)
-            (loss + self.proximal_term(model)).backward()
+            if self.training.proximal:
+                loss = loss + self.proximal_term(model)
+            loss.backward()
             if self.training.max_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), self.training.max_norm)
             optimiser.step()
@@ -222,7 +224,7 @@ class ReferenceRun:
             buffer.copy_(value)
 
     def adapted(self, update: Tensor) -> Tensor:
-        """Return the step of FedAdam or FedYogi: Reddi et al., 2021, Algorithm 2."""
+        """Return the step of FedAdam, FedYogi or FedAdagrad: Reddi et al., 2021, Algorithm 2."""
         server = self.server
         if self.moments is None:
             self.moments = torch.zeros_like(update), torch.full_like(update, server.epsilon**2)
@@ -230,8 +232,10 @@ class ReferenceRun:
         first = server.beta1 * first + (1 - server.beta1) * update
         if server.optimizer == "adam":
             second = server.beta2 * second + (1 - server.beta2) * update**2
-        else:
+        elif server.optimizer == "yogi":
             second = second - (1 - server.beta2) * update**2 * torch.sign(second - update**2)
+        else:
+            second = second + update**2
         self.moments = first, second
         return first / (second.sqrt() + server.epsilon)
 

@@ -7,12 +7,12 @@ from outvote.engine.participants import sample_participants
 from outvote.engine.record import record
 from outvote.engine.run_stack import RunStack, State
 from outvote.engine.server_step import apply_update
-from outvote.metrics.round_record import Record
+from outvote.results.round import Round
 
 
 def run_round(
     stack: RunStack, state: State, *, is_evaluated: bool = True
-) -> tuple[State, list[Record]]:
+) -> tuple[State, list[Round]]:
     """Sample participants, train local updates, attack, aggregate, apply the update, record."""
     participants = sample_participants(stack, state)
     updates = local_updates(stack, state, participants)

@@ -18,7 +18,7 @@ from outvote.rules.rule import Rule
 from outvote.seeding import RandomStream
 from outvote.server.buffers import BufferKinds
 from outvote.server.selection import Selection, Suspicions, Uniform
-from outvote.server.step import Server, ServerState
+from outvote.server.step import Moments, Server
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.samples import Samples
 from outvote.training.trainer import Trainer
@@ -150,7 +150,7 @@ class State:
     """``[runs, dim]``"""
     buffers: Tensor
     """``[runs, buffers]``, float64"""
-    server_state: ServerState = field(default_factory=dict)
+    server_state: Moments = field(default_factory=dict)
     """The server's momentum or moments, by name."""
     attack_states: tuple[Any, ...] = ()
     rule_states: tuple[Any, ...] = ()

@@ -13,7 +13,7 @@ from outvote.engine.client_accuracy import ClientTests
 from outvote.engine.round import run_round
 from outvote.engine.run_stack import Run, RunStack, State
 from outvote.errors import OutvoteWarning, plural
-from outvote.metrics.round_record import Record
+from outvote.results.round import Round
 from outvote.server.buffers import BufferKinds
 from outvote.server.step import Server
 from outvote.training.batch_norm import check_batch_size, has_batch_norm
@@ -32,7 +32,7 @@ class Step:
     state: State
     numbers: list[int]
     """Which of the runs these are."""
-    records: list[Record]
+    records: list[Round]
     over: list[int]
     """The runs that diverged in this round."""
 
@@ -119,11 +119,11 @@ class FittingRounds:
 
     def run(
         self, stack: RunStack, state: State, *, is_evaluated: bool = True
-    ) -> tuple[State, list[Record]]:
+    ) -> tuple[State, list[Round]]:
         """Run one round of all runs, see `run_round`."""
         num_runs = len(stack.runs)
 
-        def work(part: slice) -> tuple[State, list[Record]]:
+        def work(part: slice) -> tuple[State, list[Round]]:
             numbers = range(num_runs)[part]
             if len(numbers) == num_runs:
                 return run_round(stack, state, is_evaluated=is_evaluated)
@@ -180,7 +180,7 @@ def simulate(
             here, state = here.only(left), state.only(left)
 
 
-def _has_loss(record: Record) -> bool:
+def _has_loss(record: Round) -> bool:
     return record.loss is None or isfinite(record.loss)
 
 

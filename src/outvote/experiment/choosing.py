@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, final
+from typing import Any, final
 
 from outvote.attacks.attack_spec import make_attack
 from outvote.errors import closest
@@ -10,9 +10,8 @@ from outvote.experiment.plan import parse_override
 from outvote.grids import merged
 from outvote.results.labels import label
 from outvote.rules.rule_spec import make_rule
-from outvote.suites.suite import Part, Suite
+from outvote.suites.suite import Axis, Part, Suite
 
-Axis = Literal["rule", "attack"]
 MAKERS: dict[Axis, Callable[[str], object]] = {"rule": make_rule, "attack": make_attack}
 
 

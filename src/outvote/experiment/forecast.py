@@ -29,7 +29,7 @@ from outvote.results.folder import RunFolder, find_runs
 from outvote.results.labels import parameters, user_files
 from outvote.suites.suite import Part, Suite
 
-Standing = Literal["finished", "half_done", "adoptable", "to_do"]
+RunState = Literal["finished", "half_done", "adoptable", "to_do"]
 
 
 @final
@@ -164,7 +164,7 @@ def _seconds_per_round(folder: RunFolder) -> float | None:
 
 def _estimate(
     jobs: Sequence[Job],
-    standing: dict[str, Standing],
+    standing: dict[str, RunState],
     speeds: dict[Hashable, float],
     num_cores: int,
 ) -> tuple[float | None, int]:
@@ -177,7 +177,7 @@ def _estimate(
     return (sum(known) if known else None), len(left) - len(known)
 
 
-def _standing(job: Job, *, adopts: bool) -> Standing:
+def _standing(job: Job, *, adopts: bool) -> RunState:
     status = job.status
     if status.is_over:
         return "finished"
@@ -200,7 +200,7 @@ def _values(plan: Plan, key: str) -> list[Any]:
 
 
 def _part(
-    part: Part, plan: Plan, standing: dict[str, Standing], differing: Sequence[str]
+    part: Part, plan: Plan, standing: dict[str, RunState], differing: Sequence[str]
 ) -> PartForecast:
     cells = table_cells(part, plan).values()
     found = (parameters(spec.rule).get("num_groups") for spec in plan.specs)
@@ -218,6 +218,6 @@ def _part(
     )
 
 
-def _counts(hashes: Sequence[str], standing: dict[str, Standing]) -> Counts:
+def _counts(hashes: Sequence[str], standing: dict[str, RunState]) -> Counts:
     found = Counter(standing[each] for each in hashes)
-    return Counts(runs=len(hashes), **{name: found[name] for name in get_args(Standing)})
+    return Counts(runs=len(hashes), **{name: found[name] for name in get_args(RunState)})

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:  # The command line listens, and is to start without torch.
     from outvote.experiment.plan import Job, RunEnd
-    from outvote.results.schema import Round
+    from outvote.results.round import Round
 
 
 @final

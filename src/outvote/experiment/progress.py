@@ -7,7 +7,7 @@ from importlib import import_module
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
-from outvote.errors import plural
+from outvote.errors import duration, plural
 from outvote.experiment.listener import Listener, RoundProgress
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Lines(Listener):
         if self.num_rounds:
             left = (now - self.begun) * (self.num_rounds - self.num_done) / self.num_done
             parts.append(f"{self.num_done:,} of {self.num_rounds:,} rounds of all runs")
-            parts.append(f"about {time_text(max(left, 0.0))} left")
+            parts.append(f"about {duration(max(left, 0.0))} left")
         return ", ".join(parts)
 
 
@@ -189,15 +189,3 @@ def accuracy_text(accuracies: tuple[float, ...]) -> str:
     """
     low, high = f"{min(accuracies):.3f}", f"{max(accuracies):.3f}"
     return f"accuracy {low}" if len(accuracies) == 1 else f"accuracy {low} to {high}"
-
-
-def time_text(seconds: float) -> str:
-    """Return a time that is left.
-
-    >>> time_text(8.6), time_text(125), time_text(4 * 3600 + 120)
-    ('9 s', '2 min 5 s', '4 h 2 min')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60:,} h {minutes % 60} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -164,10 +164,10 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     optimizer: str = "local-sgd"
     """How clients step; local-sgd: as the settings of training have it. Allowed: local-sgd, or
     `path.py:name`, a function that makes a torch optimiser of the parameters."""
-    trainer: Literal["auto", "stacked", "vmap", "sequential"] = "auto"
-    """How clients train; stacked: all as one program, for known layers; vmap: all, by torch.func;
-    sequential: one by one, for any network; auto: the first that works on a GPU, sequential on a
-    CPU."""
+    trainer: Literal["auto", "cores", "stacked", "vmap", "sequential"] = "auto"
+    """How clients train; cores: one on each core of a CPU, for known layers; stacked: all as one
+    program, for known layers; vmap: all, by torch.func; sequential: one by one, in plain PyTorch,
+    for any network; auto: the fastest that accepts the network."""
     data: DataSpec = msgspec.field(default_factory=DataSpec)
     federation: FederationSpec = msgspec.field(default_factory=FederationSpec)
     model: ModelSpec = msgspec.field(default_factory=ModelSpec)

@@ -29,7 +29,8 @@ from outvote.results.audit_log import AUDIT_NAME
 from outvote.results.check import CheckedRun
 from outvote.results.disk import BusyError, StoreError
 from outvote.results.folder import CONFIG_NAME, TIMINGS_NAME, Writer
-from outvote.results.schema import Round, Status
+from outvote.results.round import Round
+from outvote.results.schema import Status
 from outvote.training.gpu_memory import even_size
 
 CHECKPOINT_EVERY = 60.0

@@ -24,7 +24,8 @@ from outvote.experiment.plan import Job, Plan, RunEnd
 from outvote.experiment.processes import ASKED_TO_STOP
 from outvote.experiment.runner import Runner, Todo, names, one_sentence, stacks
 from outvote.results.disk import BusyError, StoreError, not_written, read_readable, remove_old
-from outvote.results.schema import Outcome, Round
+from outvote.results.round import Round
+from outvote.results.schema import Outcome
 
 LOOK_EVERY = 0.5
 MOST_ATTEMPTS = 2
@@ -34,7 +35,7 @@ _HERE = local()
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workers:
+class ProcessPool:
     """An executor, and the properties of its processes."""
 
     executor: Executor
@@ -46,7 +47,7 @@ class Workers:
     """For torch in each process; None: torch's default."""
 
 
-def execute_on(workers: Workers, runner: Runner, plan: Plan) -> list[RunEnd]:
+def execute_on(workers: ProcessPool, runner: Runner, plan: Plan) -> list[RunEnd]:
     """Execute a plan on the processes of an executor; return the outcome of each run, in order.
 
     All of them must see the store under the same absolute path, and have outvote, the data and the
@@ -205,7 +206,7 @@ class Follower:
 class _Scheduler:
     """Submits units, and collects their results."""
 
-    def __init__(self, workers: Workers, runner: Runner, ends: dict[str, RunEnd]) -> None:
+    def __init__(self, workers: ProcessPool, runner: Runner, ends: dict[str, RunEnd]) -> None:
         self.workers, self.runner, self.ends = workers, runner, ends
         self.stop_file = stop_file(runner.output)
         self.is_stopped, self.store_fault, self.refusal = False, "", ""

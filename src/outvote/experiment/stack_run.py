@@ -19,7 +19,8 @@ from outvote.experiment.plan import Job, RunEnd
 from outvote.results.audit_log import audit_arrays, to_npz
 from outvote.results.checkpoint import BOTH, Checkpoint, drop
 from outvote.results.folder import Writer
-from outvote.results.schema import Outcome, Round, Status, Timing
+from outvote.results.round import Round
+from outvote.results.schema import Outcome, Status, Timing
 from outvote.server.step import STATE_NAMES
 from outvote.state_format import pack_state, unpack_state
 
@@ -176,9 +177,8 @@ class StackRun:
         num_samples = sum(record.num_samples for record in step.records)
         timing = Timing(round=number, seconds=seconds, num_runs=num_runs, images=num_samples)
         for each, record in zip(step.numbers, step.records, strict=True):
-            line = msgspec.convert(record, Round, from_attributes=True)
-            self.open_runs[each].writer.add(line, timing)
-            listener.on_record(self.open_runs[each].job, line)
+            self.open_runs[each].writer.add(record, timing)
+            listener.on_record(self.open_runs[each].job, record)
         return RoundProgress(
             round=number,
             num_rounds=self.spec.rounds,

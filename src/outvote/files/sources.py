@@ -49,10 +49,11 @@ class Source(ABC):
 
         It is NaN, infinite, or too large to be squared.
         """
+        largest = min(LARGEST, torch.finfo(self.dtype).max)
         for start in range(part.start, part.stop, NUM_CHECKED):
             values = torch.empty(min(NUM_CHECKED, part.stop - start), dtype=self.dtype)
             self.read(start, values)
-            is_bad = ~(values.abs() <= LARGEST)
+            is_bad = ~(values.abs() <= largest)
             if bool(is_bad.any()):
                 return start + int(is_bad.nonzero()[0])
         return self.size

@@ -8,7 +8,7 @@ A round, module by module; `strategy` has the loop over rounds, `settings` its k
    `sequential_test`) and writes their messages.
 2. `reply_collection` sends them, pulls the replies, and finds who is missing or late.
 3. `round_step` does the rest: `reply_checks` compares each reply with the `model_record` and
-   computes its update, the rule aggregates, `server_optimizers` make a step of the update, and
+   computes its update, the rule aggregates, `outvote.server` makes a step of the update, and
    `node_metrics` averages what nodes measured.
 4. `console` logs the round, `audit_writer` keeps it in a folder, `server_state` is the checkpoint.
 
@@ -17,13 +17,6 @@ On the side of the nodes, `attack_mod` makes some of them Byzantine.
 
 try:
     from outvote.flower.attack_mod import AttackMod, batch_to_train_on, labels_to_train_on
-    from outvote.flower.server_optimizers import (
-        FedAdagrad,
-        FedAdam,
-        FedAvg,
-        FedYogi,
-        ServerOptimizer,
-    )
     from outvote.flower.strategy import RobustStrategy
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("flwr"):
@@ -34,12 +27,7 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "AttackMod",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvg",
-    "FedYogi",
     "RobustStrategy",
-    "ServerOptimizer",
     "batch_to_train_on",
     "labels_to_train_on",
 ]

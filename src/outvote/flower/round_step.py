@@ -39,6 +39,7 @@ from outvote.server.replies import (
     why_rule_failed,
     why_too_few,
 )
+from outvote.server.step import direction
 
 LOG = getLogger("flwr")
 
@@ -223,9 +224,10 @@ def _apply_update(
     """Apply the update; None, and no state kept, if there is none or it is not finite."""
     if decision.verdict is None:
         return None
-    step, after = settings.server_optimizer.step(decision.verdict.update, state.optimizer_state)
+    server = settings.server_optimizer
+    step, after = direction(server, decision.verdict.update, state.optimizer_state)
     medians = [lower_median(part) for part in updates.statistics]
-    model = request.sent.moved(step, medians)
+    model = request.sent.moved(step * server.learning_rate, medians)
     if model is not None:
         state.optimizer_state, state.rule_state = after, decision.verdict.state
     return model

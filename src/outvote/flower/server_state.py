@@ -12,13 +12,13 @@ from torch import Tensor
 
 from outvote.flower.exclusion import Exclusions
 from outvote.flower.model_record import SentModel
-from outvote.flower.server_optimizers import OptimizerState
 from outvote.results import checkpoint as checkpoints
 from outvote.results.audit_log import read_audit, read_manifest
 from outvote.results.checkpoint import Checkpoint
 from outvote.results.disk import StoreError
 from outvote.rules.rule import Rule
 from outvote.server.selection import Suspicions
+from outvote.server.step import STATE_NAMES, Moments
 from outvote.state_format import pack_state, unpack_state
 from outvote.text import short_line
 
@@ -34,7 +34,7 @@ class ServerState:
     exclusions: Exclusions
     round: int = 0
     model: ArrayRecord | None = None
-    optimizer_state: OptimizerState = field(default_factory=dict)
+    optimizer_state: Moments = field(default_factory=dict)
     rule_state: Any = None
     known_nodes: set[int] = field(default_factory=set)
     """All that were ever connected."""
@@ -102,7 +102,7 @@ def _restore(state: ServerState, found: Checkpoint, rule: Rule) -> None:
     }
     dim = len(SentModel.read(state.model).vector)
     for name, each in state.optimizer_state.items():
-        if each.numel() not in (1, dim):
+        if name not in STATE_NAMES or each.numel() != dim:
             raise ValueError(f"{name} of the optimizer has {each.numel()} values")
     state.exclusions.from_notes(notes["offenders"])
     state.known_nodes = {int(node) for node in notes.get("nodes", ())}

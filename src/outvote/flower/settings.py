@@ -12,13 +12,13 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from outvote.errors import check_choice
 from outvote.files.streaming import parse_memory
-from outvote.flower.server_optimizers import ServerOptimizer
 from outvote.results.audit_log import read_manifest
 from outvote.results.labels import user_files
 from outvote.rules.aggregate import num_from_fraction
 from outvote.rules.rule import Rule
 from outvote.seeding import seed_from
 from outvote.server.selection import Selection
+from outvote.server.step import Server
 
 WhenTooMany = Literal["keep", "lower"]
 Sampler = Callable[[int, Sequence[int]], Sequence[int]]
@@ -57,7 +57,7 @@ class Settings:
     audit_dir: Path | None
     when_too_many: WhenTooMany
     use_num_examples: bool
-    server_optimizer: ServerOptimizer
+    server_optimizer: Server
     exclude_after: int | None
     exclude_outvoted: float | None
     heterogeneity: float
@@ -229,6 +229,6 @@ def _check_whole(name: str, value: object, at_least: int) -> None:
 def _plain(value: Any) -> Plain:
     if value is None or isinstance(value, str | int | float | bool):
         return value
-    if isinstance(value, ServerOptimizer | Selection):
+    if isinstance(value, Server | Selection):
         return str(value)
     return str(getattr(value, "__qualname__", type(value).__qualname__))

@@ -30,7 +30,6 @@ from outvote.flower.node_sampling import (
 )
 from outvote.flower.reply_collection import LateReplies, send_and_receive
 from outvote.flower.round_step import RoundRequest, finish_round
-from outvote.flower.server_optimizers import ServerOptimizer, make_server_optimizer
 from outvote.flower.server_state import ServerState, load_state
 from outvote.flower.settings import (
     MetricsFunction,
@@ -45,6 +44,7 @@ from outvote.results.audit_log import find_log, read_manifest
 from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule
 from outvote.server.selection import Selection, make_selection
+from outvote.server.step import Server, make_server
 
 LOG = getLogger("flwr")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -72,7 +72,8 @@ class RobustStrategy(Strategy):
             number of Byzantine nodes that it assumes.
         use_num_examples: Weight nodes by the number of examples they claim, none more than three
             times the median; off, as it is only a claim.
-        server_optimizer: How the update becomes a step, as "fedadam(learning_rate=0.01)".
+        server_optimizer: How the update becomes a step: an `ov.Server`, or a text such as
+            "fedadam(learning_rate=0.01)".
         exclude_after: After so many malformed replies a node is not asked any more; None: never.
         exclude_outvoted: Exclude nodes that a sequential test finds outvoted beyond chance, an
             honest one with at most this probability, as 0.01. Read docs/how-to/flower-exclusion.md
@@ -112,7 +113,7 @@ class RobustStrategy(Strategy):
         audit_dir: str | Path | None = "audit",
         when_too_many: WhenTooMany = "keep",
         use_num_examples: bool = False,
-        server_optimizer: str | ServerOptimizer | None = None,
+        server_optimizer: str | Server | None = None,
         exclude_after: int | None = None,
         exclude_outvoted: float | None = None,
         heterogeneity: float = 2.0,
@@ -140,7 +141,7 @@ class RobustStrategy(Strategy):
             raise refuse(next(iter(others)))
         given["rule"] = make_rule(rule)
         given["audit_dir"] = None if audit_dir is None else Path(audit_dir).absolute()
-        given["server_optimizer"] = make_server_optimizer(server_optimizer or "fedavg")
+        given["server_optimizer"] = make_server(server_optimizer or "fedavg")
         given["selection"] = make_selection(selection)
         self.settings = Settings(**given)
         self.state = ServerState(

@@ -1,32 +1,10 @@
 """The diagnostics of a round: how honest clients differ, and what bounds follow from that."""
 
-from dataclasses import dataclass
 from math import sqrt
 from typing import final
 
 import torch
 from torch import Tensor
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnostics:
-    """The diagnostics of one round of one run; None: not known, or does not apply."""
-
-    kappa: float | None = None
-    """The largest distance of an honest client from the mean of the honest ones: gradients over
-    all its samples, at the weights before the round."""
-    sigma: float | None = None
-    """The root mean square distance of a batch's gradient to that of all samples, of the honest
-    client where it is largest."""
-    honest_diameter: float | None = None
-    """The largest distance between two honest gradients."""
-    resilience: float | None = None
-    """The constant of the rule; of GAS: of the rule inside, on its widest group."""
-    bound_factor: float | None = None
-    """The factor of kappa squared plus sigma squared in the paper's bound, GAS only."""
-    certificate: float | None = None
-    """An upper bound of the deviation, GAS only."""
 
 
 @final

@@ -16,29 +16,6 @@ from typing import final
 from outvote.errors import check_kind
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Theory:
-    """The quantities of the convergence analysis in one round; None: not known, or not finite."""
-
-    full_loss: float | None = None
-    """L(w): the mean over the honest clients of the loss on all their samples, before the round."""
-    gradient_norm: float | None = None
-    """The norm of its gradient."""
-    gradient_deviation: float | None = None
-    """How far the update divided by the learning rate is from that gradient."""
-    lipschitz: float | None = None
-    """The change of the gradient in this round relative to that of the weights (a secant)."""
-    deviation_bound: float | None = None
-    """An upper bound of the root mean square of `gradient_deviation`, with all constants."""
-    printed_bound: float | None = None
-    """The same as the paper prints it, GAS only: there are inputs beyond it."""
-    descent: float | None = None
-    """The left side of the convergence inequality: how much the round lowered L."""
-    descent_bound: float | None = None
-    """Its right side, which is at most that."""
-
-
 def lemma1_factor(num_honest: int, resilience: float) -> float:
     r"""Return c squared of Lemma 1: what is left of resilience in expectation.
 

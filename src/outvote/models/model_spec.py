@@ -1,6 +1,5 @@
 """Networks by name."""
 
-import copy
 from collections.abc import Callable
 from inspect import signature
 from threading import Lock
@@ -95,13 +94,13 @@ def find_own_model(name: str) -> Any:
 
 
 def make_own_model(model: Any, num_classes: int | None, seed: int) -> nn.Module:
-    """Make a user's network: a copy of a module, or what a class or function returns.
+    """Make a user's network: the module itself, or what a class or function returns.
 
     A class or function gets `num_classes` if it has a parameter of that name. Its first weights
     are a function of the seed; those of a module are its own.
     """
-    if isinstance(model, nn.Module):
-        return copy.deepcopy(model)
+    if isinstance(model, nn.Module):  # A copy would lose hooks of parameters; trainers restore it.
+        return model
     takes = {}
     if num_classes is not None and "num_classes" in signature(model).parameters:
         takes["num_classes"] = num_classes

@@ -22,6 +22,10 @@ NARROW = ANY[:3]
 SINGLE = (torch.float32,)
 EXACT = (torch.float64,)
 FLOATS = (*SINGLE, *EXACT)
+WIDE = ANY[2:]
+# Triton's interpreter cannot multiply bfloat16.
+HALF = NARROW[:1] if IS_INTERPRETED else NARROW[:2]
+INT32 = (1 << 31) - 1
 
 
 class Backend(NamedTuple):
@@ -94,13 +98,33 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
         Backend("native:in_order", SINGLE, 4, is_native=True),
     ),
     "pair_sums": (Backend("native:pair_sums", SINGLE, 2, 9, is_native=True),),
+    # Attacks.
+    "moments": (Backend("triton.moments:moments", SINGLE, most=1024),),
+    # Training. The size of windows and pooling is the number of results, which kernels count in 32
+    # bits; that of convolutions the largest power of two that divides the channels.
+    "add_relu": (Backend("triton.layers:add_relu", NARROW),),
+    "add_up_windows": (Backend("triton.conv_windows:add_up_windows", NARROW, most=INT32),),
+    "affine": (Backend("triton.layers:affine", NARROW),),
+    "affine_pooled": (Backend("triton.layers:affine_pooled", NARROW),),
+    "convolve": (Backend("triton.convolution:convolve", HALF, least=8),),
+    "cut_windows": (Backend("triton.conv_windows:cut_windows", ANY, most=INT32),),
+    "image_gradient": (Backend("triton.convolution:convolve", HALF, least=8),),
+    "inner_gradient": (Backend("triton.layers:inner_gradient", NARROW),),
+    "max_pool": (Backend("triton.pooling:max_pool", NARROW, most=INT32),),
+    "norm_moments": (Backend("triton.layers:norm_moments", NARROW),),
+    "relu_gradient": (Backend("triton.layers:relu_gradient", NARROW),),
+    "take_step": (Backend("triton.sgd_step:take_step", SINGLE),),
+    "weight_gradient": (Backend("triton.convolution:weight_gradient", HALF, least=8),),
+    "write_changes": (Backend("triton.packing:write_changes", WIDE),),
 }
 """By operation. The first row that takes the values is used."""
 
 
 def backend(operation: str, values: Tensor, size: int = 1) -> Callable[..., Any] | None:
     """Return the faster form of an operation on such values; None: its plain form is the one."""
-    is_native = not (values.is_cuda or IS_INTERPRETED)
+    if not (values.is_cuda or values.is_cpu):
+        return None
+    is_native = values.is_cpu and not IS_INTERPRETED
     for found in BACKENDS[operation]:
         if (
             found.is_native == is_native

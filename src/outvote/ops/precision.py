@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -142,9 +142,9 @@ def _settings(device: str) -> _Settings:
     """Return the settings of a kind of device; before torch 2.9 there is one for all."""
     if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
         return _settings_of_old_releases()
+    cudnn, mkldnn = cast("Any", torch.backends.cudnn), cast("Any", torch.backends.mkldnn)
     if device == "cpu":
-        return _Settings([torch.backends.mkldnn.matmul])
-    cudnn = torch.backends.cudnn
+        return _Settings([mkldnn.matmul])
     return _Settings([torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn])
 
 

@@ -232,11 +232,6 @@ class Grid:
         """Whether all cells that have any seeds have as many."""
         return len({len(cell.seeds) for cell in self.all_cells if cell.results}) <= 1
 
-    @property
-    def has_weights(self) -> bool:
-        """Whether any run has the Byzantine weight; runs of earlier versions have not."""
-        return any(cell.spread("byzantine_weight") for cell in self.all_cells)
-
     def metrics(self, chosen: Metric | None) -> tuple[Metric, ...]:
         """Return the metrics to show: the chosen one, or those usual for this kind of part."""
         if chosen is not None:
@@ -246,8 +241,9 @@ class Grid:
             isnan(run.best) and not isnan(run.test_loss) for run in self.results
         ):
             usual = tuple("test_loss" if each in ACCURACIES else each for each in usual)
-        if self.has_weights:
+        if any(cell.spread("byzantine_weight") for cell in self.all_cells):
             return usual
+        # Where no run has recorded the weights, who was kept is known.
         return tuple("kept_byzantine" if each == "byzantine_weight" else each for each in usual)
 
 

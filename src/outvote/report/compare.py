@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from outvote.errors import check_choice, plural
 from outvote.grids import flat
-from outvote.markup import clean, html_table
+from outvote.markup import clean, html_table, text_table
 from outvote.report.cells import METRICS, UNSCALED, Metric, grouped
 from outvote.report.layout import NO_SETTINGS, ordered
 from outvote.report.paired import FEW, BySeed, Interval, bootstrap, most_coverage
@@ -267,14 +267,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         columns, num_text, rows = self.table()
-        widths = [max(len(line[k]) for line in [columns, *rows]) for k in range(len(columns))]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if k < num_text else cell.rjust(width)
-                for k, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in [columns, *rows]
-        ]
+        lines = text_table(columns, rows, num_text=num_text)
         return clean("\n".join([self.title, "", *lines, "", *self.notes()]))
 
     def _repr_html_(self) -> str:

@@ -299,29 +299,11 @@ def _draw_curve(axes: Axes, curve: Curve, line: LineStyle, scale: float) -> None
         axes.plot(curve.rounds[place], mean[place], marker="x", color=line.colour, markersize=5)
 
 
-def honest_selection_rate(result: Result) -> float:
-    """Return the share of the sampled honest clients that were kept; NaN: not known."""
-    series = result.series
-    known = ~np.isnan(series.num_kept)
-    sampled, kept = series.num_sampled[known].sum(), series.num_kept[known].sum()
-    if result.attack != "none":  # Without an attack, all clients are honest.
-        sampled -= series.num_byzantine[known].sum()
-        kept -= series.num_kept_byzantine[known].sum()
-    return float(kept / sampled) if sampled else float("nan")
-
-
 Share = Callable[[Result], float]
-ACCURACY: dict[str, Share] = {"best accuracy": lambda result: result.best}
 SHARES: dict[str, Share] = {
     "honest share of the update, mean over rounds": lambda result: result.honest_share,
-    **ACCURACY,
+    "best accuracy": lambda result: result.best,
 }
-COUNTS: dict[str, Share] = {
-    "Byzantine selection rate": lambda result: result.kept_byzantine,
-    "honest clients kept": honest_selection_rate,
-    **ACCURACY,
-}
-
 
 INCLUDES, FEWER = "try to include all honest gradients", "aggregate fewer gradients"
 """The two groups of rules in Figure 1 of the paper."""
@@ -332,33 +314,10 @@ PANELS_PER_ROW = 3
 def draw_selection(grids: Sequence[Grid]) -> Figure:
     """Draw the honest share of the update by round and as a mean, and the accuracy (Figure 1).
 
-    Runs of earlier versions record who was kept, but not with which weight: bars alone.
+    A panel by round for each rule, group by group, and bars of the means below.
     """
     found = _conditions(grids)
     rows = list(dict.fromkeys(row for _, cells in found for row in cells))
-    if any(grid.has_weights for grid in grids):
-        return _draw_shares(found, rows)
-    figure = style.ReportFigure(figsize=(10.5, _height(rows, found)), layout="constrained")
-    all_axes = list(figure.subplots(1, len(COUNTS), sharey=True))
-    _draw_all_bars(figure, all_axes, rows, found, COUNTS)
-    return figure
-
-
-def _height(rows: Sequence[str], found: Sequence[Panel]) -> float:
-    return 0.9 + len(rows) * (0.16 * len(found) + 0.2)
-
-
-def by_group(rows: Sequence[str]) -> dict[str, list[str]]:
-    """Return the rules of both groups of the paper's Figure 1; the outer rule decides."""
-    groups: dict[str, list[str]] = {}
-    for name, is_wanted in ((INCLUDES, False), (FEWER, True)):
-        own = [row for row in rows if (outline(row).name in AGGREGATES_FEWER) is is_wanted]
-        groups |= {name: own} if own else {}
-    return groups
-
-
-def _draw_shares(found: Sequence[Panel], rows: Sequence[str]) -> Figure:
-    """Draw a panel by round for each rule, group by group, and bars of the means below."""
     groups = by_group(rows)
     ordered = [row for own in groups.values() for row in own]
     lines = [
@@ -371,7 +330,7 @@ def _draw_shares(found: Sequence[Panel], rows: Sequence[str]) -> Figure:
             f"selection shows at most {MOST_ROWS} rows of {PANELS_PER_ROW} rules, got "
             f"{len(rows)} rules; choose a part (--part), or fewer runs."
         )
-    heights = [*(2.2 for _ in lines), _height(rows, found)]
+    heights = [*(2.2 for _ in lines), 0.9 + len(rows) * (0.16 * len(found) + 0.2)]
     figure = style.ReportFigure(figsize=(10.5, sum(heights) + 0.6), layout="constrained")
     cells = figure.add_gridspec(len(heights), 2 * PANELS_PER_ROW, height_ratios=heights)
     window = _rounds_per_point([cell for _, own in found for cell in own.values()])
@@ -381,12 +340,20 @@ def _draw_shares(found: Sequence[Panel], rows: Sequence[str]) -> Figure:
             _draw_share_by_round(axes, row, found, window)
             if place == 0:
                 axes.set_ylabel(f"{fill(name, LONGEST_LABEL)}\nhonest share in percent")
-    middle = PANELS_PER_ROW
-    left = figure.add_subplot(cells[-1, :middle])
-    right = figure.add_subplot(cells[-1, middle:], sharey=left)
+    left = figure.add_subplot(cells[-1, :PANELS_PER_ROW])
+    right = figure.add_subplot(cells[-1, PANELS_PER_ROW:], sharey=left)
     right.tick_params(labelleft=False)
-    _draw_all_bars(figure, [left, right], ordered, found, SHARES)
+    _draw_all_bars(figure, [left, right], ordered, found)
     return figure
+
+
+def by_group(rows: Sequence[str]) -> dict[str, list[str]]:
+    """Return the rules of both groups of the paper's Figure 1; the outer rule decides."""
+    groups: dict[str, list[str]] = {}
+    for name, is_wanted in ((INCLUDES, False), (FEWER, True)):
+        own = [row for row in rows if (outline(row).name in AGGREGATES_FEWER) is is_wanted]
+        groups |= {name: own} if own else {}
+    return groups
 
 
 def _draw_share_by_round(axes: Axes, row: str, found: Sequence[Panel], window: int) -> None:
@@ -411,10 +378,9 @@ def _draw_all_bars(
     all_axes: Sequence[Axes],
     rows: Sequence[str],
     found: Sequence[Panel],
-    shares: Mapping[str, Share],
 ) -> None:
     handles: list[Any] = []
-    for axes, (title, share) in zip(all_axes, shares.items(), strict=True):
+    for axes, (title, share) in zip(all_axes, SHARES.items(), strict=True):
         handles = [_draw_bars(axes, rows, found, number, share) for number in range(len(found))]
         axes.set_title(title)
         axes.set_xlabel("percent")

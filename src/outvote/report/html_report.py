@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from outvote.errors import plural
+from outvote.errors import duration, plural
 from outvote.report.audit import Audit
 from outvote.report.cells import Grid, runs_of
 from outvote.report.html_data import grid_entries, log_entries, run_entries, shortened
@@ -265,15 +265,3 @@ def dates_of(results: Sequence[Result]) -> str:
     if not days:
         return "unknown"
     return days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time in words.
-
-    >>> duration(5040), duration(42.4)
-    ('1 h 24 min', '42 s')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60:,} h {minutes % 60} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

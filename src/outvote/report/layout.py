@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from outvote.errors import closest
 from outvote.grids import flat
@@ -11,11 +11,10 @@ from outvote.results.labels import is_same, names_of
 from outvote.results.later import LATER
 from outvote.results.run import Result
 from outvote.suites.paper import Printed
-from outvote.suites.suite import Part, Suite, read_suite, suite_names
+from outvote.suites.suite import Axis, Part, Suite, read_suite, suite_names
 
 NO_SETTINGS = ("suite", "seed", "rule", "attack", "diagnostics", "theory")
 """Shown elsewhere, or without influence on a result."""
-Axis = Literal["rule", "attack"]
 CODE, CODE_DIGITS = ", code ", 7
 """How a name is marked with the version of the user's file; "unknown" has 7 letters too."""
 
@@ -67,7 +66,11 @@ def _sources(names: Collection[str], own: Sequence[str]) -> dict[str, str]:
 def _grids_of_suite(name: str, results: Sequence[Result], source: str | None) -> list[Grid]:
     if source is None:
         return _automatic_grids(results, suite_title=name)
-    suite = read_suite(source)
+    return grids_of_suite(read_suite(source), results, source)
+
+
+def grids_of_suite(suite: Suite, results: Sequence[Result], source: str) -> list[Grid]:
+    """Lay runs out as a suite has them, which was read from `source` and may have been changed."""
     held = [part.held(results) for part in suite.parts]
     known = {id(each) for group in held for each in group}
     rest = []

@@ -9,7 +9,7 @@ import numpy as np
 
 BySeed = dict[int, float]
 """A value, or a difference, for each seed."""
-Unit = Literal["seed", "setting"]
+MeanOver = Literal["seed", "setting"]
 # Student's t, 97.5 %, for 1 to 30 degrees of freedom; beyond that 1.96 + 2.4 / df is close enough.
 T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
      2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
@@ -26,7 +26,7 @@ class Interval(NamedTuple):
     low: float | None
     high: float | None
     num: int
-    unit: Unit
+    unit: MeanOver
     """What a value is: a seed (its mean over the settings), or a setting of the only seed."""
 
     @property
@@ -47,7 +47,7 @@ def shared(cells: Sequence[BySeed]) -> list[BySeed]:
     return [{seed: cell[seed] for seed in sorted(seeds)} for cell in cells]
 
 
-def independent(cells: Iterable[BySeed]) -> tuple[list[float], Unit]:
+def independent(cells: Iterable[BySeed]) -> tuple[list[float], MeanOver]:
     """Return the values that a mean over cells is taken of, and what each of them is.
 
     Where all cells share two seeds or more, a value is a seed's mean over the cells: seeds are

@@ -5,7 +5,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, final
 
 from outvote.errors import plural
 from outvote.grids import LISTS, flat, merged
@@ -14,9 +14,8 @@ from outvote.report.layout import differing, ordered
 from outvote.results.labels import Outline, is_same, label, names_of, outline
 from outvote.results.run import Result
 from outvote.suites.presets import PRESETS
-from outvote.suites.suite import Part, read_suite
+from outvote.suites.suite import Axis, Part, read_suite
 
-Axis = Literal["rule", "attack"]
 AXES: tuple[Axis, ...] = ("rule", "attack")
 LEFT_OUT = (*AXES, "seed", "preset", "precision")
 """Settings that the command has options of its own for."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final, overload
 
 from outvote.errors import OutvoteWarning, check_choice, closest, plural
-from outvote.markup import clean, html_table
+from outvote.markup import clean, html_table, text_table
 from outvote.report.cells import ACCURACIES, METRICS, OF_CLIENTS, SHORT, UNSCALED, Metric
 from outvote.report.layout import differing, grids_of
 from outvote.report.rendered_table import UNKNOWN, Rendered, number, render
@@ -302,16 +302,7 @@ class RunSummary:
 
     def __repr__(self) -> str:
         columns, rows = self._shown()
-        lines = [columns, *rows]
-        widths = [max(len(line[k]) for line in lines) for k in range(len(columns))]
-        num_text = len(columns) - len(self._metrics)
-        text = [
-            "  ".join(
-                cell.ljust(width) if k < num_text else cell.rjust(width)
-                for k, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        ]
+        text = text_table(columns, rows, num_text=len(columns) - len(self._metrics))
         return "\n".join([*text, *filter(None, [self._note()])])
 
     def _repr_html_(self) -> str:

@@ -19,7 +19,7 @@ from outvote.results.disk import (
     read_json,
     read_readable,
 )
-from outvote.results.schema import Round
+from outvote.results.round import Round
 from outvote.text import short_line, shortened
 
 

@@ -24,7 +24,8 @@ from outvote.results.disk import (
 )
 from outvote.results.folder import CONFIG_NAME, CONTENT, ENVIRONMENT_NAME, METRICS_NAME, RunFolder
 from outvote.results.folder import STATUS_NAME as STATUS
-from outvote.results.schema import Environment, Round, Status, Sums
+from outvote.results.round import Round
+from outvote.results.schema import Environment, Status, Sums
 from outvote.text import MOST_LETTERS, MOST_NESTED, nesting, short_line, shortened
 
 NEEDED = (STATUS, CONFIG_NAME, ENVIRONMENT_NAME, METRICS_NAME)
@@ -216,7 +217,7 @@ def _fault_of_rounds(rounds: Sequence[Round], config: Mapping[str, Any]) -> str:
 def _fault_of_round(each: Round, limit: int) -> str:
     clients = set(each.clients)
     others = (*each.byzantine, *(each.kept or ()), *each.rejected)
-    counts = (each.num_samples or 0, each.num_byzantine_assumed, each.num_byzantine_used)
+    counts = (each.num_samples, each.num_byzantine_assumed, each.num_byzantine_used)
     if len(clients) != len(each.clients) or len(each.scores) != len(each.clients):
         return "has not one score for each client"
     if clients and not (min(clients) >= 0 and max(clients) < limit):

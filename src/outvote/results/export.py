@@ -57,16 +57,13 @@ ABOUT: dict[str, Callable[[Result], str]] = {
 """The columns with one value per run, and how it is written."""
 BY_CLIENT = {"client_accuracies": "accuracy", "client_kept": "kept", "client_sampled": "sampled"}
 """The columns with one value per client, and the field of `Clients`; only if a run has them."""
-LATER_BY_CLIENT = ("client_sampled",)
-"""Those that exports of early versions lack."""
 
 
 def to_export(results: Iterable[Result], *, is_packed: bool = True) -> bytes:
     """Return the file: the same runs always give the same bytes, even those of an export."""
     ordered = sorted(results, key=lambda result: (result.suite, result.name))
     columns = (*SERIES, *(name for name in OPTIONAL if _is_known(ordered, name)))
-    clients = [each.clients for each in ordered if each.clients is not None]
-    by_client = [name for name in BY_CLIENT if _is_known_of(clients, name)]
+    by_client = BY_CLIENT if any(each.clients for each in ordered) else ()
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
     table.writerow([MARK, *ABOUT, *columns, *by_client])
@@ -91,13 +88,6 @@ def _environment(found: Environment | None) -> str:
 
 def _is_known(results: Sequence[Result], name: str) -> bool:
     return any(not np.isnan(getattr(each.series, name)).all() for each in results)
-
-
-def _is_known_of(clients: Sequence[Clients], name: str) -> bool:
-    """Return whether a column of clients is written: an early export stays as it was."""
-    if name not in LATER_BY_CLIENT:
-        return bool(clients)
-    return any(not np.isnan(getattr(each, BY_CLIENT[name])).all() for each in clients)
 
 
 def _by_round(series: Series, columns: Sequence[str]) -> Iterator[str]:
@@ -231,13 +221,11 @@ def _result(row: Mapping[str, Any], where: str) -> Result:
 
 
 def _clients(row: Mapping[str, Any]) -> Clients | None:
-    """Return the clients of a run; None: it has none, or the export is of an earlier version."""
-    if not all(row.get(name) for name in BY_CLIENT if name not in LATER_BY_CLIENT):
+    """Return the clients of a run; None: it has none."""
+    if not all(row.get(name) for name in BY_CLIENT):
         return None
-    unknown = ["nan"] * len(row["client_accuracies"].split())
     arrays = {
-        field: np.array((row.get(name) or "").split() or unknown, dtype=np.float64)
-        for name, field in BY_CLIENT.items()
+        field: np.array(row[name].split(), dtype=np.float64) for name, field in BY_CLIENT.items()
     }
     if len({len(array) for array in arrays.values()}) > 1:
         raise ValueError(f"{' and '.join(BY_CLIENT)} have different numbers of clients")

@@ -29,7 +29,8 @@ from outvote.results.disk import (
     write_errors,
     write_whole,
 )
-from outvote.results.schema import VERSION, Environment, Layout, Round, Status, Timing
+from outvote.results.round import Round
+from outvote.results.schema import VERSION, Environment, LayoutNumber, Status, Timing
 from outvote.text import short_line
 
 CONFIG_NAME, ENVIRONMENT_NAME, STATUS_NAME = "config.toml", "env.json", "status.json"
@@ -51,7 +52,7 @@ class RunFolder:
         """Return the status of the run; None if it was never started."""
         # The version first: another layout may look like damage.
         path = self.path / STATUS_NAME
-        layout = read_json(path, Layout)
+        layout = read_json(path, LayoutNumber)
         if layout is None:
             return None
         if layout.version != VERSION:
@@ -153,7 +154,7 @@ class Writer:
 
     def add(self, round_: Round, timing: Timing) -> None:
         """Record a round."""
-        for path, line in ((self._metrics, round_), (self._timings, timing)):
+        for path, line in ((self._metrics, round_.line()), (self._timings, timing)):
             self._sums[path].update(append_line(path, line))
 
     def save(self, checkpoint: Checkpoint, status: Status) -> None:

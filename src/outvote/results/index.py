@@ -38,7 +38,7 @@ UNUSABLE = (
 Warn = Callable[[str], None]
 
 
-class Entry(NamedTuple):
+class IndexRow(NamedTuple):
     """One run; None: not known."""
 
     path: str
@@ -68,7 +68,7 @@ class Entry(NamedTuple):
 
 
 TYPES = {
-    **dict.fromkeys(Entry._fields, "TEXT"),
+    **dict.fromkeys(IndexRow._fields, "TEXT"),
     **dict.fromkeys(("seed", "round", "num_rounds"), "INTEGER"),
     **dict.fromkeys(("best", "final", "last_ten", "kept_byzantine"), "REAL"),
     **dict.fromkeys(("byzantine_weight", "deviation"), "REAL"),
@@ -78,7 +78,7 @@ TYPES = {
 TYPE_OF_KIND = {"text": "TEXT", "integer": "INTEGER", "real": "REAL", "boolean": "INTEGER"}
 
 
-def list_runs(root: Path, warn: Warn, *, rebuild: bool = False) -> list[Entry]:
+def list_runs(root: Path, warn: Warn, *, rebuild: bool = False) -> list[IndexRow]:
     """Return all runs below a store, by suite and name, and bring its index up to date."""
     folders = {each.path.relative_to(root).as_posix(): each for each in find_runs(root)}
     if not folders:
@@ -94,7 +94,7 @@ def list_runs(root: Path, warn: Warn, *, rebuild: bool = False) -> list[Entry]:
     return sorted(found.values(), key=lambda entry: (entry.suite, entry.name, entry.path))
 
 
-def _entry(folder: RunFolder, path: str, known: Entry | None, warn: Warn) -> Entry | None:
+def _entry(folder: RunFolder, path: str, known: IndexRow | None, warn: Warn) -> IndexRow | None:
     """Return the known entry of a run, or read the run if it has changed since."""
     try:
         stamp = _stamp(folder.path)
@@ -122,8 +122,8 @@ def _stamp(path: Path) -> str:
     return " ".join(found)
 
 
-def _described(result: Result, path: str, stamp: str) -> Entry:
-    return Entry(
+def _described(result: Result, path: str, stamp: str) -> IndexRow:
+    return IndexRow(
         path=path,
         suite=result.suite,
         name=result.name,
@@ -148,7 +148,7 @@ def _described(result: Result, path: str, stamp: str) -> Entry:
     )
 
 
-def _known(path: Path, warn: Warn) -> Mapping[str, Entry]:
+def _known(path: Path, warn: Warn) -> Mapping[str, IndexRow]:
     """Return the entries of the index; none if there is no usable index."""
     if not path.exists():
         return {}
@@ -166,10 +166,10 @@ def _known(path: Path, warn: Warn) -> Mapping[str, Entry]:
         if _is_unusable(error):
             warn(f"{path} cannot be read: {error}; all runs are read instead")
         return {}
-    return {row[0]: Entry(*row[: len(TYPES)]) for row in rows} if is_sound else {}
+    return {row[0]: IndexRow(*row[: len(TYPES)]) for row in rows} if is_sound else {}
 
 
-def _write(path: Path, entries: Sequence[Entry], warn: Warn) -> None:
+def _write(path: Path, entries: Sequence[IndexRow], warn: Warn) -> None:
     """Replace the content of the index; a file that is damaged is removed first."""
     try:
         try:
@@ -184,7 +184,7 @@ def _write(path: Path, entries: Sequence[Entry], warn: Warn) -> None:
         warn(f"{path} could not be written: {error}; the list is complete without it")
 
 
-def _replace(path: Path, entries: Sequence[Entry]) -> None:
+def _replace(path: Path, entries: Sequence[IndexRow]) -> None:
     ordered = sorted(entries)
     settings = _setting_columns(ordered)
     values = [column.values for column in settings.values()]
@@ -204,10 +204,10 @@ def _replace(path: Path, entries: Sequence[Entry]) -> None:
         index.execute("COMMIT")
 
 
-def _setting_columns(entries: Sequence[Entry]) -> dict[str, Column]:
+def _setting_columns(entries: Sequence[IndexRow]) -> dict[str, Column]:
     """Return a column for each setting, as in a frame; SQLite has no type for true and false."""
     tables = [json.loads(entry.settings) for entry in entries]
-    found = setting_columns(tables, (*Entry._fields, *BY_ROUND))
+    found = setting_columns(tables, (*IndexRow._fields, *BY_ROUND))
     return {
         name: column._replace(values=[_number(value) for value in column.values])
         if column.kind == "boolean"

@@ -128,7 +128,7 @@ def read_result(folder: RunFolder) -> Result | None:
         environment=found.environment,
         series=series_of(found.rounds),
         seconds=sum(each.seconds / max(each.num_runs, 1) for each in folder.timings()),
-        num_samples=sum(each.num_samples or 0 for each in found.rounds),
+        num_samples=sum(each.num_samples for each in found.rounds),
         folder=folder,
         clients=clients_of(found.rounds),
         faults=found.texts(),

@@ -1,4 +1,4 @@
-"""The content of a run's files."""
+"""The content of a run's files, but for its rounds."""
 
 import hashlib
 from typing import Annotated, Literal
@@ -12,75 +12,6 @@ VERSION = 2
 Outcome = Literal["running", "interrupted", "failed", "finished", "diverged"]
 OVER: tuple[Outcome, ...] = ("finished", "diverged")
 """The outcomes that are results."""
-
-
-class Diagnosis(Struct, frozen=True, kw_only=True):
-    """The quantities of the theory in a round; null: not known, not finite, or not applicable."""
-
-    kappa: float | None = None
-    """How far the honest client that differs most is from the mean of the honest ones."""
-    sigma: float | None = None
-    """How far batch gradients are from the full gradient: the largest of any honest client."""
-    honest_diameter: float | None = None
-    resilience: float | None = None
-    """The constant lambda of the rule, or of the rule inside GAS."""
-    bound_factor: float | None = None
-    """Of the paper's bound on the squared deviation, GAS only."""
-    certificate: float | None = None
-    """An upper bound of the deviation, GAS only."""
-
-
-class Measured(Struct, frozen=True, kw_only=True):
-    """The convergence analysis in a round of plain SGD, in the unit of a gradient; null: not known.
-
-    The paper's inequality is that the descents of all rounds are at least the bounds of them.
-    """
-
-    full_loss: float | None = None
-    """L: mean over all honest clients of the loss on all their samples, before the round."""
-    gradient_norm: float | None = None
-    gradient_deviation: float | None = None
-    """How far the update divided by the learning rate is from the gradient of L."""
-    lipschitz: float | None = None
-    """The change of the gradient relative to that of the weights."""
-    deviation_bound: float | None = None
-    """Of the root mean square of the deviation, with all constants."""
-    printed_bound: float | None = None
-    """The same as the paper prints it, GAS only."""
-    descent: float | None = None
-    """How much L fell in the round."""
-    descent_bound: float | None = None
-
-
-class Round(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of metrics.jsonl; null: not finite, or not measured."""
-
-    round: int
-    num_samples: int | None = None
-    loss: float | None
-    accuracy: float | None
-    clients: tuple[int, ...]
-    byzantine: tuple[int, ...]
-    num_byzantine_assumed: int
-    num_byzantine_used: int
-    kept: tuple[int, ...] | None
-    """Clients with a positive weight; None: the rule cannot report who was kept."""
-    rejected: tuple[int, ...]
-    scores: tuple[float | None, ...]
-    deviation: float | None
-    honest_norm: float | None
-    byzantine_weight: float | None = None
-    test_loss: float | None = None
-    """Absent where the accuracy is the measure and the loss is the default."""
-    client_accuracy: float | None = None
-    """Absent where targets are not classes, as the next two."""
-    worst_decile: float | None = None
-    client_accuracies: tuple[float | None, ...] | None = None
-    """Only in the last round of a run; None: a Byzantine client, or nothing to test on."""
-    diagnostics: Diagnosis | None = None
-    """Absent unless the run asks for it."""
-    theory: Measured | None = None
-    """Likewise."""
 
 
 class Timing(Struct, frozen=True, kw_only=True):
@@ -135,7 +66,7 @@ class Status(Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(whole, sums=sums)
 
 
-class Layout(Struct, frozen=True, kw_only=True):
+class LayoutNumber(Struct, frozen=True, kw_only=True):
     """The part of status.json that every version has."""
 
     version: int = 0

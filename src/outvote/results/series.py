@@ -7,7 +7,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from outvote.results.schema import Diagnosis, Measured, Round
+from outvote.results.round import Diagnostics, Round, Theory
 
 NUM_LAST = 10
 DECILE = 10
@@ -37,23 +37,23 @@ class Series:
     num_byzantine_assumed: NDArray[np.int64]
     num_byzantine_used: NDArray[np.int64]
     byzantine_weight: NDArray[np.float64]
-    """The Byzantine clients' share of the weights; NaN in runs of early versions."""
+    """The Byzantine clients' share of the weights."""
     test_loss: NDArray[np.float64]
     """The mean loss on the test set; NaN where the accuracy is the measure."""
     client_accuracy: NDArray[np.float64]
     """Accuracy on the own label distribution of a client, mean over the honest clients; NaN where
-    targets are not classes, and in runs of early versions."""
+    targets are not classes."""
     worst_decile: NDArray[np.float64]
     """The mean of the lowest tenth of these accuracies."""
     kappa: NDArray[np.float64]
-    """Diagnostics from here on, NaN in runs without: see `schema.Diagnosis`."""
+    """Diagnostics from here on, NaN in runs without: see `Diagnostics`."""
     sigma: NDArray[np.float64]
     honest_diameter: NDArray[np.float64]
     resilience: NDArray[np.float64]
     bound_factor: NDArray[np.float64]
     certificate: NDArray[np.float64]
     full_loss: NDArray[np.float64]
-    """The theory from here on, NaN in runs without: see `schema.Measured`."""
+    """The theory from here on, NaN in runs without: see `Theory`."""
     gradient_norm: NDArray[np.float64]
     gradient_deviation: NDArray[np.float64]
     lipschitz: NDArray[np.float64]
@@ -67,8 +67,8 @@ class Series:
         return len(self.round)
 
 
-DIAGNOSTICS = Diagnosis.__struct_fields__
-THEORY = Measured.__struct_fields__
+DIAGNOSTICS = tuple(field.name for field in fields(Diagnostics))
+THEORY = tuple(field.name for field in fields(Theory))
 OF_CLIENTS = ("client_accuracy", "worst_decile")
 OPTIONAL = ("byzantine_weight", "test_loss", *OF_CLIENTS, *DIAGNOSTICS, *THEORY)
 """Those that not every run has."""
@@ -80,10 +80,10 @@ COUNTS_OR_NAN = ("num_kept", "num_kept_byzantine")
 """Counts that a rule may not report."""
 _RECORDED = (
     *("round", "accuracy", "loss", "deviation", "honest_norm"),
-    *("num_byzantine_assumed", "num_byzantine_used", "byzantine_weight", "test_loss"),
-    *OF_CLIENTS,
+    *("num_byzantine_assumed", "num_byzantine_used", "num_kept", "num_kept_byzantine"),
+    *("byzantine_weight", "test_loss", *OF_CLIENTS),
 )
-"""Those that the lines of a run have under the same name."""
+"""Those that a round has under the same name."""
 
 
 def to_digits(value: float) -> str:
@@ -93,16 +93,12 @@ def to_digits(value: float) -> str:
 
 def series_of(rounds: Sequence[Round]) -> Series:
     """Turn the lines of a run into arrays."""
-    diagnoses = [each.diagnostics or Diagnosis() for each in rounds]
-    measured = [each.theory or Measured() for each in rounds]
+    diagnoses = [each.diagnostics or Diagnostics() for each in rounds]
+    measured = [each.theory or Theory() for each in rounds]
     columns: dict[str, list[Any]] = {
         "num_sampled": [len(each.clients) for each in rounds],
         "num_byzantine": [len(each.byzantine) for each in rounds],
         "num_rejected": [len(each.rejected) for each in rounds],
-        "num_kept": [None if r.kept is None else len({*r.kept}) for r in rounds],
-        "num_kept_byzantine": [
-            None if r.kept is None else len({*r.kept} & {*r.byzantine}) for r in rounds
-        ],
         **{name: [getattr(each, name) for each in rounds] for name in _RECORDED},
         **{name: [getattr(each, name) for each in diagnoses] for name in DIAGNOSTICS},
         **{name: [getattr(each, name) for each in measured] for name in THEORY},
@@ -126,7 +122,7 @@ class Clients:
     kept: NDArray[np.float64]
     """The share of the rounds it was sampled in, in which its update was kept."""
     sampled: NDArray[np.float64]
-    """The share of the rounds in which it was sampled; NaN in exports of early versions."""
+    """The share of the rounds in which it was sampled."""
 
     @property
     def least_kept(self) -> float | None:

@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Pairs, PerClient
+from outvote.flat import LARGEST
 from outvote.ops.precision import work_dtype
 from outvote.ops.rows import row_norms
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits
-from outvote.rules.values import LARGEST, InMemory
+from outvote.rules.values import InMemory
+
+# Histories whose cosine is this near to 1 differ by rounding alone.
+ALIKE = 2.0**-40
 
 
 @final
@@ -92,12 +96,18 @@ def cosines(columns: Tensor) -> Pairs:
 def similarity_weights(cosine: Pairs) -> PerClient:
     """Turn cosines of histories into weights, as the authors' code does."""
     cosine = cosine.clone()
+    # The diagonal is 1, but for norms that were rounded to float32.
+    length = cosine.diagonal(dim1=-2, dim2=-1).sqrt()
+    least = (1 - ALIKE) * length.unsqueeze(-1) * length.unsqueeze(-2)
     cosine.diagonal(dim1=-2, dim2=-1).zero_()
+    has_copy = ((cosine >= least) & (least > 0)).any(dim=-1)
     largest = cosine.amax(dim=-1) + 1e-5
     mine, other = largest.unsqueeze(-1), largest.unsqueeze(-2)
     # Pardoning: of two similar clients, the one with fewer look-alikes is excused.
     cosine = torch.where(mine < other, cosine * mine / other, cosine)
     weights = (1 - cosine.amax(dim=-1)).clamp(0, 1)
+    # Where every client has a copy, rounding would choose whom to trust.
+    weights = weights.masked_fill(has_copy, 0)
     top = weights.amax(dim=-1, keepdim=True)
     weights = torch.where(top > 0, weights / top.clamp(min=1e-300), 0)
     weights = weights.masked_fill(weights == 1, 0.99)

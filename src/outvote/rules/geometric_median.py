@@ -71,39 +71,52 @@ class GeometricMedian(AffineRule):
     def _iterate(
         self, matrix: ClientMatrix, weights: PerClient, counts: Tensor | None
     ) -> PerClient:
-        """Come near by Weiszfeld's steps, then use Newton's, which do not crawl near a client."""
+        """Come near by Weiszfeld's steps, then use Newton's, which do not crawl near a client.
+
+        Every run stops by itself, so its result does not depend on the runs beside it.
+        """
         num_steps = min(FIRST_STEPS, self.max_iterations)
         weights, is_done = self._weiszfeld(matrix, weights, num_steps, counts)
-        if is_done:
+        if bool(is_done.all()):
             return weights
         polished, change = weights, torch.full_like(weights[..., :1], torch.inf)
         for _ in range(NEWTON_STEPS):
-            updated = descend(matrix, polished, counts)
-            change = (updated - polished).abs().amax(dim=-1, keepdim=True)
-            polished = updated
-            if bool((change <= self.tolerance).all()):
+            rests = is_done | (change <= self.tolerance)
+            if bool(rests.all()):
                 break
+            updated = torch.where(rests, polished, descend(matrix, polished, counts))
+            moved = (updated - polished).abs().amax(dim=-1, keepdim=True)
+            polished, change = updated, torch.where(rests, change, moved)
         # Many weights make the same point; the next step of Weiszfeld's has none below 0.
         far = matrix.distances_to(Aggregation(weights=polished)).clamp(min=TINY)
         # A weight of 1e-17 still moves the point by 1e13 if its client is at 1e30.
         is_tame = far.amax(dim=-1, keepdim=True) <= TAME * far.median(dim=-1, keepdim=True).values
-        is_polished = is_tame & (change <= SURE_CHANGE)
-        if not bool(is_polished.all()):
-            weights, _ = self._weiszfeld(matrix, weights, self.max_iterations, counts)
+        is_polished = is_tame & (change <= SURE_CHANGE) & ~is_done
+        if not bool((is_polished | is_done).all()):
+            weights, _ = self._weiszfeld(matrix, weights, self.max_iterations, counts, is_done)
         return torch.where(is_polished, weiszfeld_weights(far, counts), weights)
 
     def _weiszfeld(
-        self, matrix: ClientMatrix, weights: PerClient, num_steps: int, counts: Tensor | None
-    ) -> tuple[PerClient, bool]:
+        self,
+        matrix: ClientMatrix,
+        weights: PerClient,
+        num_steps: int,
+        counts: Tensor | None,
+        is_done: Tensor | None = None,
+    ) -> tuple[PerClient, Tensor]:
+        """Take so many steps, or until the weights rest; return them, and which runs rest."""
+        if is_done is None:
+            is_done = torch.zeros_like(weights[..., :1], dtype=torch.bool)
         for _ in range(num_steps):
             far = matrix.distances_to(Aggregation(weights=weights)).clamp(min=TINY)
-            updated = weiszfeld_weights(far, counts)
+            updated = torch.where(is_done, weights, weiszfeld_weights(far, counts))
             # Relative to each weight: a client at 1e30 matters until its weight is below 1e-30.
-            change = ((updated - weights).abs() / updated.clamp(min=TINY)).amax()
+            change = (updated - weights).abs() / updated.clamp(min=TINY)
             weights = updated
-            if bool(change <= self.tolerance):
-                return weights, True
-        return weights, False
+            is_done = is_done | (change.amax(dim=-1, keepdim=True) <= self.tolerance)
+            if bool(is_done.all()):
+                break
+        return weights, is_done
 
 
 def weiszfeld_weights(far: PerClient, counts: Tensor | None = None) -> PerClient:

@@ -108,7 +108,8 @@ def _filter(norms: Tensor, shares: Tensor, lower: float, upper: float) -> tuple[
     for fallback in (is_usual, torch.ones_like(is_usual)):
         if not bool(is_kept.any()):
             is_kept = fallback
-    clipped = (median / norms.clamp(min=1e-300)).clamp(max=1)
+    # Who sent nothing is not longer than the median, even where that is 0.
+    clipped = torch.where(norms > median, median / norms, 1)
     return is_kept * clipped / is_kept.sum(), is_kept
 
 

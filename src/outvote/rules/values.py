@@ -371,9 +371,8 @@ def row_facts(gradients: "Rows | Stream") -> RowFacts:
     for run, (rows, own) in enumerate(zip(gradients, norms, strict=True)):
         is_finite.append(finite_rows(rows, own))
         if torch.inf in own and gradients.dtype != torch.float64:
-            own = norms[run] = row_norms(rows.double()).tolist()
-        has_equal = len(set(own)) < len(own)
-        originals.append(find_originals(rows, own) if has_equal else list(range(len(own))))
+            norms[run] = row_norms(rows.double()).tolist()
+        originals.append(find_originals(rows, norms[run]))
     return RowFacts(norms, is_finite, originals)
 
 
@@ -382,6 +381,8 @@ def find_originals(rows: Tensor, norms: list[float]) -> list[int]:
 
     Colluding clients send copies. To find them once is cheaper than group by group.
     """
+    if len(set(norms)) == len(norms):
+        return list(range(len(norms)))
     # Rows of equal norm need not be equal: a gradient and its negative, for one.
     sample = rows[:, :: max(1, rows.shape[1] // NUM_COMPARED)].tolist()
     alike: dict[tuple[float, ...], list[int]] = {}
@@ -434,7 +435,8 @@ def squared_norms(tile: Columns) -> Tensor:
     norms = row_norms(tile.mT)
     is_fine = norms <= LARGEST
     if not bool(is_fine.all()):
-        is_fine = (tile.abs() <= LARGEST).all(dim=-2)
+        largest = min(LARGEST, torch.finfo(tile.dtype).max)
+        is_fine = (tile.abs() <= largest).all(dim=-2)
         is_long = is_fine & norms.isinf()
         norms[is_long] = row_norms(tile.mT[is_long].double())
     return norms.square().masked_fill(~is_fine, torch.inf)

@@ -1,23 +1,31 @@
 """The server's step: weights minus the update, with momentum, or by adaptive steps.
 
-Adam and Yogi are FedAdam and FedYogi of Reddi et al., Adaptive Federated Optimization, ICLR 2021:
-Algorithm 2, without bias correction, as there. The update of the rule is the gradient.
+The simulator and the Flower strategy share it. Adam, Yogi and Adagrad are FedAdam, FedYogi and
+FedAdagrad of Reddi et al., Adaptive Federated Optimization, ICLR 2021: Algorithm 2, without bias
+correction, as there. The update of the rule is the gradient.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal, final, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, final, get_args
 
 import torch
 from torch import Tensor
 
 from outvote.errors import check_choice, check_kind
+from outvote.text import build
 
-Optimizer = Literal["sgd", "adam", "yogi"]
-ServerState = Mapping[str, Tensor]
-"""What the server carries from round to round, by name: each is ``[runs, dim]``."""
+Optimizer = Literal["sgd", "adam", "yogi", "adagrad"]
+Moments = Mapping[str, Tensor]
+"""What the server carries from round to round, by name: each has the shape of the updates."""
 STATE_NAMES = ("velocity", "first_moment", "second_moment")
+USUAL: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedadam": {"optimizer": "adam", "learning_rate": 0.1},
+    "fedyogi": {"optimizer": "yogi", "learning_rate": 0.1},
+    "fedadagrad": {"optimizer": "adagrad", "learning_rate": 0.1, "beta1": 0.0},
+}
+"""The names of servers in texts, and their settings where the text has none."""
 
 
 @final
@@ -26,20 +34,20 @@ class Server:
     """How the server applies an update."""
 
     learning_rate: float = 1.0
-    """What the step is multiplied by; adam and yogi need about 0.1 or less. Allowed: above 0."""
+    """What the step is multiplied by; all but sgd need about 0.1 or less. Allowed: above 0."""
     momentum: float = 0.0
     """Of sgd: the share of the last step in this one. Allowed: from 0 to below 1."""
     optimizer: Optimizer = "sgd"
-    """How the update becomes a step: as it is (sgd), or by the adaptive steps of FedAdam (adam) and
-    FedYogi (yogi)."""
+    """How the update becomes a step: as it is (sgd), or by the adaptive steps of FedAdam (adam),
+    FedYogi (yogi) and FedAdagrad (adagrad)."""
     beta1: float = 0.9
-    """Of adam and yogi: the share of earlier updates in the first moment. Allowed: from 0 to below
+    """Of all but sgd: the share of earlier updates in the first moment. Allowed: from 0 to below
     1."""
     beta2: float = 0.99
     """Of adam and yogi: the share of earlier updates in the second moment. Allowed: from 0 to below
     1."""
     epsilon: float = 1e-3
-    """Of adam and yogi: what is added to the root of the second moment, tau in the paper. Allowed:
+    """Of all but sgd: what is added to the root of the second moment, tau in the paper. Allowed:
     above 0."""
 
     def __post_init__(self) -> None:
@@ -61,61 +69,77 @@ class Server:
                 f"{self.optimizer!r}; set beta1 instead."
             )
 
+    def __str__(self) -> str:
+        """Return the text from which `make_server` makes this one."""
+        kinds = {each.get("optimizer", "sgd"): name for name, each in USUAL.items()}
+        name = kinds[self.optimizer]
+        usual = Server(**USUAL[name])
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        more = [f"{key}={each}" for key, each in own.items() if each != getattr(usual, key)]
+        return f"{name}({', '.join(more)})" if more else name
+
+
+def make_server(text: str | Server) -> Server:
+    """Make a server from text such as "fedadam(learning_rate=0.01)".
+
+    >>> make_server("fedavg(momentum=0.9)").momentum
+    0.9
+    """
+    if isinstance(text, Server):
+        return text
+    table = dict.fromkeys(USUAL, Server)
+    made: Server = build(text, kind="server optimizer", table=table, aliases={}, base=Server)
+    usual = USUAL[text.partition("(")[0].strip().lower()]
+    given = text.replace(" ", "")
+    return replace(made, **{key: each for key, each in usual.items() if f"{key}=" not in given})
+
 
 def step(
-    server: Server, weights: Tensor, updates: Tensor, state: ServerState
-) -> tuple[Tensor, ServerState]:
+    server: Server, weights: Tensor, updates: Tensor, state: Moments
+) -> tuple[Tensor, Moments]:
     """Return the new weights ``[runs, dim]`` and the new state; that of the first round is {}."""
-    if server.optimizer != "sgd":
-        moved, first, second = adaptive_step(
-            updates,
-            state.get("first_moment"),
-            state.get("second_moment"),
-            beta1=server.beta1,
-            epsilon=server.epsilon,
-            next_second=partial(SECOND_MOMENTS[server.optimizer], beta2=server.beta2),
-        )
-        new: ServerState = {"first_moment": first, "second_moment": second}
-    elif server.momentum > 0:
-        last = state.get("velocity")
-        moved = updates.clone() if last is None else last.mul(server.momentum).add_(updates)
-        new = {"velocity": moved}
-    else:
-        moved, new = updates, {}
+    moved, new = direction(server, updates, state)
     return weights.sub(moved, alpha=server.learning_rate), new
 
 
-def adaptive_step(
-    update: Tensor,
-    first: Tensor | None,
-    second: Tensor | None,
-    *,
-    beta1: float,
-    epsilon: float,
-    next_second: Callable[[Tensor, Tensor], Tensor],
-) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Return the step before the learning rate, and the new first and second moments.
+def direction(server: Server, updates: Tensor, state: Moments) -> tuple[Tensor, Moments]:
+    r"""Return the step for the learning rate 1, and the new state.
 
     $$ m_t = \beta_1 m_{t-1} + (1 - \beta_1) u_t, \quad s_t = m_t / (\sqrt{v_t} + \epsilon) $$
 
-    The moments are None in the first round: $m_0 = 0$ and $v_0 = \epsilon^2$. `next_second` makes
-    $v_t$ of $v_{t-1}$ and $u_t^2$.
+    with $m_0 = 0$ and $v_0 = \epsilon^2$, and without moments $s_t = u_t$ plus momentum.
     """
-    first = torch.zeros_like(update) if first is None else first
-    second = torch.full_like(update, epsilon**2) if second is None else second
-    first = torch.lerp(update, first, beta1)
-    second = next_second(second, update.square())
-    return first / (second.sqrt() + epsilon), first, second
+    if server.optimizer == "sgd":
+        if server.momentum == 0:
+            return updates, {}
+        last = state.get("velocity")
+        velocity = updates.clone() if last is None else last.mul(server.momentum).add_(updates)
+        return velocity, {"velocity": velocity}
+    first, second = state.get("first_moment"), state.get("second_moment")
+    first = torch.zeros_like(updates) if first is None else first
+    second = torch.full_like(updates, server.epsilon**2) if second is None else second
+    first = torch.lerp(updates, first, server.beta1)
+    second = SECOND_MOMENTS[server.optimizer](second, updates.square(), server.beta2)
+    return first / (second.sqrt() + server.epsilon), {
+        "first_moment": first,
+        "second_moment": second,
+    }
 
 
-def adam_second(second: Tensor, square: Tensor, beta2: float) -> Tensor:
+def _adam(second: Tensor, square: Tensor, beta2: float) -> Tensor:
     """Average the squares, recent ones first: v = beta2 v + (1 - beta2) u²."""
     return torch.lerp(square, second, beta2)
 
 
-def yogi_second(second: Tensor, square: Tensor, beta2: float) -> Tensor:
+def _yogi(second: Tensor, square: Tensor, beta2: float) -> Tensor:
     """Move towards the squares by a share of them: v = v - (1 - beta2) u² sign(v - u²)."""
     return second - (1 - beta2) * square * torch.sign(second - square)
 
 
-SECOND_MOMENTS = {"adam": adam_second, "yogi": yogi_second}
+def _adagrad(second: Tensor, square: Tensor, beta2: float) -> Tensor:
+    """Add the squares up: v = v + u²."""
+    del beta2
+    return second + square
+
+
+SECOND_MOMENTS = {"adam": _adam, "yogi": _yogi, "adagrad": _adagrad}

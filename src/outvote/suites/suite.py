@@ -15,6 +15,7 @@ from outvote.results.run import Result
 from outvote.suites.paper import Printed, Wanted, read_printed
 from outvote.text import LONGEST_MESSAGE, MOST_NESTED, nesting, shortened
 
+Axis = Literal["rule", "attack"]
 Kind = Literal["table", "selection", "deviation", "clients"]
 """How a part is shown: accuracies, one of the paper's two figures, or what honest clients get."""
 
@@ -87,16 +88,16 @@ class Part:
         """The seeds that every cell is to have."""
         return _listed(self.settings.get("seed", 0))
 
-    def ignored(self, key: Literal["rule", "attack"]) -> list[str]:
+    def ignored(self, key: Axis) -> list[str]:
         """Return the parameter of rules or attacks that columns are made of, if they are."""
         is_so = self.columns.startswith(f"{key}.")
         return [self.columns.removeprefix(f"{key}.")] if is_so else []
 
-    def texts(self, key: Literal["rule", "attack"]) -> list[str]:
+    def texts(self, key: Axis) -> list[str]:
         """Return the rules or attacks as they are written."""
         return _listed(self.settings.get(key, []))
 
-    def can_show(self, key: Literal["rule", "attack"], text: str) -> bool:
+    def can_show(self, key: Axis, text: str) -> bool:
         """Return whether it has a row for a rule, or a column for an attack."""
         if key == "attack":
             return self.columns == "attack"

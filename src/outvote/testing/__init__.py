@@ -1,4 +1,4 @@
-"""Checks that any rule or attack can be held to, ours or yours."""
+"""Checks that any rule, attack or model can be held to, ours or yours."""
 
 from outvote.testing.conformance import (
     ATTACK_CHECKS,
@@ -8,6 +8,7 @@ from outvote.testing.conformance import (
     check_attack,
     check_rule,
 )
+from outvote.testing.model_check import ModelCheck, check_model
 from outvote.testing.worst_case import WorstCase, worst_case
 
 __all__ = [
@@ -15,8 +16,10 @@ __all__ = [
     "CHECKS",
     "ConformanceError",
     "Failure",
+    "ModelCheck",
     "WorstCase",
     "check_attack",
+    "check_model",
     "check_rule",
     "worst_case",
 ]

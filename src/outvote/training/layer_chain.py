@@ -22,28 +22,17 @@ _MEAN = 1  # What torch calls the mean over a batch.
 ALIGNMENT = 64
 
 
-def make_chain(module: nn.Module, inputs: Tensor, targets: Tensor) -> "LayerChain | None":
-    """Return the chain of a network that takes `inputs` and predicts classes; None: it is no chain.
-
-    Every parameter must have a tensor for its gradient.
-    """
-    parameters = list(module.parameters())
-    num_uses = len(list(module.named_parameters(remove_duplicate=False)))
-    if (
-        type(module) is not nn.Sequential
-        or len(parameters) != num_uses
-        or not all(parameter.requires_grad for parameter in parameters)
-        or targets.dim() != 1
-        or targets.dtype != torch.int64
-    ):
-        return None
+def is_chain(module: nn.Module, inputs: Tensor, targets: Tensor) -> bool:
+    """Return whether a network of known layers is a chain that predicts one class per sample."""
+    if type(module) is not nn.Sequential or targets.dim() != 1 or targets.dtype != torch.int64:
+        return False
     values = inputs
     for layer in module:
         if not _is_known(layer, values.dim()):
-            return None
+            return False
         with torch.no_grad():
             values = layer(values)
-    return LayerChain(module) if parameters and values.dim() == 2 else None
+    return values.dim() == 2 and any(True for _ in module.parameters())
 
 
 def _is_known(layer: nn.Module, num_axes: int) -> bool:
@@ -66,9 +55,9 @@ def _is_known(layer: nn.Module, num_axes: int) -> bool:
 class LayerChain:
     """A network that is trained with cross entropy."""
 
-    def __init__(self, module: nn.Sequential) -> None:
-        """Take a network that `make_chain` accepts."""
-        layers = _relu_late(list(module))
+    def __init__(self, module: nn.Module) -> None:
+        """Take a network that is a chain; every parameter has a tensor for its gradient."""
+        layers = _relu_late(list(module.children()))
         self._layers = [_KINDS[type(layer)](layer) for layer in layers]
         first = next(k for k, layer in enumerate(layers) if list(layer.parameters()))
         # Nobody needs the gradient of the samples.

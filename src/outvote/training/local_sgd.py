@@ -6,14 +6,8 @@ from itertools import pairwise
 from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
-import torch
-from torch import Tensor
-
 from outvote.errors import check_kind
-from outvote.ops import is_for_kernels, load_kernels
 
-# torch's own clipping guards against a norm of 0 with the same number.
-TINY = 1e-6
 if TYPE_CHECKING:
     Rates: TypeAlias = float | Sequence[float] | Callable[[int], float]
 else:
@@ -139,55 +133,3 @@ def _check_count(name: str, value: int) -> None:
     check_kind(name, value, int)
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}.")
-
-
-def _kernels() -> Any:
-    return load_kernels("outvote.ops.triton.sgd_step")
-
-
-@torch.no_grad()
-def take_step(  # noqa: PLR0913  (all that a step reads and writes)
-    weights: Tensor,
-    gradients: Tensor,
-    velocities: Tensor,
-    copy: Tensor | None,
-    training: LocalSGD,
-    learning_rate: float,
-    *,
-    is_first: bool = False,
-    start: tuple[Tensor, Tensor] | None = None,
-    num_going: int | None = None,
-) -> None:
-    """Change ``weights`` and ``velocities [models, dim]`` in place; `gradients` may be overwritten.
-
-    `copy` receives the new weights in the precision of the products, where that is another. With
-    `is_first`, velocities need not be set before. With ``start``, ``(rows, index)``, model k stands
-    at ``rows[index[k]]``, and its weights need not be set. Only the first `num_going` models take
-    another step: the velocities and copies of the others may be left undefined.
-    """
-    if is_for_kernels(weights) and _kernels() is not None:
-        _kernels().take_step(
-            weights,
-            gradients,
-            velocities,
-            copy,
-            training,
-            learning_rate,
-            is_first=is_first,
-            start=start,
-            num_going=num_going,
-        )
-        return
-    if start is not None:
-        weights.copy_(start[0][start[1]])
-    if is_first:
-        velocities.zero_()
-    step = gradients.to(weights.dtype)
-    if training.max_norm is not None:
-        norms = torch.linalg.vector_norm(step, dim=1, keepdim=True)
-        step = step.mul_((training.max_norm / (norms + TINY)).clamp(max=1.0))
-    step.add_(weights, alpha=training.weight_decay)
-    velocities.mul_(training.momentum).add_(step)
-    weights.sub_(velocities, alpha=learning_rate)
-    if copy is not None:
-        copy.copy_(weights)

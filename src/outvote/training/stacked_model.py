@@ -9,21 +9,20 @@ puts them back into torch's order.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.nn import functional as F
 
 from outvote.models.parts import Branches, GlobalAverage, Residual
-from outvote.ops import convolution, is_for_kernels, load_kernels
-from outvote.ops.convolution import Window
+from outvote.ops import packing
+from outvote.ops.convolution import After, Window, cut_windows, multiply, sides
+from outvote.ops.packing import Slot
+from outvote.ops.pooling import max_pool
 from outvote.training import fused_layers
-from outvote.training.batch_norm import Normalise, affine
 from outvote.training.fused_layers import Joined, Norm
-from outvote.training.im2col import im2col, padded
+from outvote.training.known_layers import NotAcceptedError, check_known
 
 Layer = Callable[..., Tensor]
 """Takes the `Pass` and the samples."""
@@ -46,92 +45,29 @@ class Pass:
     """In evaluation, scale and shift of each batch normalisation, by its first buffer."""
     anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
 
-    def is_fused(self, images: Tensor) -> bool:
-        """Return whether kernels compute layers together; they write gradients in place."""
-        has_place = self.gradients is not None or not torch.is_grad_enabled()
-        return has_place and fused_layers.is_usable(images)
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """The position and layout of a parameter or buffer in the vector of a model.
-
-    A packed "plain" or "linear" one is as torch has it. The filters of a "conv" are the columns of
-    a matrix ``[padded(height * width * channels), filters]``: the layout of products.
-    """
-
-    start: int
-    shape: torch.Size
-    kind: Literal["plain", "linear", "conv"] = "plain"
-    packed_start: int = 0
-    """Its position among the packed parameters, see `StackedModel.pack`."""
-
-    @property
-    def size(self) -> int:
-        """How many numbers it has."""
-        return prod(self.shape)
-
-    @property
-    def packed_size(self) -> int:
-        """How many numbers it has among the packed parameters."""
-        if self.kind != "conv":
-            return self.size
-        return padded(prod(self.shape[1:])) * self.shape[0]
-
-    def read(self, vectors: Tensor) -> Tensor:
-        """Return it from ``vectors [models, dim]``; weights are ``[models, inputs, outputs]``."""
-        values = vectors[:, self.start : self.start + self.size].view(-1, *self.shape)
-        if self.kind == "plain":
-            return values
-        # [filters, channels, height, width] -> [height * width * channels, filters]
-        return values.movedim(1, -1).movedim(1, -2).flatten(1, -2)
-
-    def view(self, packed: Tensor) -> Tensor:
-        """Return a view of it in ``packed [models, packed_dim]``.
-
-        Weights are ``[models, inputs, outputs]``, those of a convolution with the padded inputs.
-        """
-        values = packed[:, self.packed_start : self.packed_start + self.packed_size]
-        if self.kind == "conv":
-            return values.view(-1, self.packed_size // self.shape[0], self.shape[0])
-        values = values.view(-1, *self.shape)
-        return values.mT if self.kind == "linear" else values
-
-    def view_unpadded(self, packed: Tensor) -> Tensor:
-        """Return the part of `view` that has the values of `read`."""
-        found = self.view(packed)
-        return found[:, : prod(self.shape[1:])] if self.kind == "conv" else found
-
-    def write(self, values: Tensor, vectors: Tensor) -> None:
-        """Write what `read` returned back into ``vectors [models, dim]``."""
-        if self.kind != "plain":
-            _, channels, *window = self.shape
-            values = values.unflatten(1, (*window, channels))
-            values = values.movedim(-1, 1).movedim(-1, 2)
-        target = vectors[:, self.start : self.start + self.size]
-        target.view(-1, *self.shape).copy_(values)
-
 
 class StackedModel:
     """A network for many sets of weights at once."""
 
-    def __init__(self, module: nn.Module) -> None:
-        """Read a network; every layer must be of a known kind."""
+    def __init__(self, module: nn.Module, num_axes: int = 3) -> None:
+        """Read a network for samples of so many axes; refuse layers that are not known."""
+        check_known(module, KNOWN)
+        if num_axes not in (1, 3):
+            raise NotAcceptedError("samples are neither images nor vectors")
+        self._num_axes = num_axes
         self.slots: list[Slot] = []
         self.buffer_slots: list[Slot] = []
         self.num_parameters = self.num_buffers = self.packed_dim = 0
-        self._tables: dict[torch.device, Any] = {}
         self._layer = self._read(module)
+        if self._num_axes != 1:
+            raise NotAcceptedError("the network does not end with one number per class")
 
     def pack(self, vectors: Tensor) -> Tensor:
         """Copy the parameters of ``vectors [models, dim]`` into ``[models, packed_dim]``.
 
         There every parameter has the layout of products, and starts at an aligned address.
         """
-        packed = vectors.new_zeros(len(vectors), self.packed_dim)
-        for slot in self.slots:
-            slot.view_unpadded(packed).copy_(slot.read(vectors))
-        return packed
+        return packing.pack(self.slots, vectors, self.packed_dim)
 
     def views(self, packed: Tensor) -> list[Tensor]:
         """Return one view per packed parameter."""
@@ -139,27 +75,13 @@ class StackedModel:
 
     def unpack(self, packed: Tensor) -> Tensor:
         """Return packed parameters as vectors ``[models, dim]``, in torch's order."""
-        vectors = packed.new_empty(len(packed), self.num_parameters)
-        for slot in self.slots:
-            slot.write(slot.view_unpadded(packed), vectors)
-        return vectors
+        return packing.unpack(self.slots, packed)
 
-    @torch.no_grad()
     def write_changes(
         self, vectors: Tensor, runs: Tensor, packed: Tensor, out: Tensor, rows: Tensor
     ) -> None:
-        """Write the weights before training minus those after, in torch's order.
-
-        Model k started from ``vectors[runs[k]]``, its weights are ``packed[k]``, and its row is
-        ``out[rows[k]]``.
-        """
-        kernels = _kernels() if is_for_kernels(packed) else None
-        if kernels is None:
-            out[rows] = vectors[runs].sub_(self.unpack(packed))
-            return
-        if packed.device not in self._tables:
-            self._tables[packed.device] = kernels.tables(self.slots, packed.device)
-        kernels.write_changes(vectors, runs, packed, out, rows, *self._tables[packed.device])
+        """Write the weights before training minus those after, see `packing.write_changes`."""
+        packing.write_changes(self.slots, vectors, runs, packed, out, rows)
 
     def gaps(self) -> list[tuple[int, int]]:
         """Return where packed vectors hold no parameter: the starts and ends of these parts."""
@@ -201,17 +123,30 @@ class StackedModel:
             module, *left = left
             kind = type(module)
             if kind in _PLAIN:
-                layers.append(_plain_layer(_PLAIN[kind]))
+                layers.append(self._read_plain(module))
                 continue
-            reader = getattr(self, f"_read_{kind.__name__.lower()}", None)
-            if reader is None:
-                raise TypeError(
-                    f"cannot stack a layer of the kind {kind.__name__}; known are Conv2d, Linear, "
-                    "BatchNorm2d, MaxPool2d, ReLU, Flatten, Sequential, Residual, Branches, "
-                    "GlobalAverage. Use a model of these, or train client by client."
-                )
+            self._check_axes(kind, _AXES[kind])
+            reader = getattr(self, f"_read_{kind.__name__.lower()}")
             layers.append(reader(module, left))
         return Chain(layers)
+
+    def _check_axes(self, kind: type[nn.Module], num_axes: int | None) -> None:
+        """Refuse a layer that torch would apply to other axes: here channels are the last one."""
+        if num_axes is not None and num_axes != self._num_axes:
+            given = "images" if self._num_axes == 3 else "vectors"
+            raise NotAcceptedError(f"a layer of the kind {kind.__name__} is given {given}")
+
+    def _read_plain(self, module: nn.Module) -> Layer:
+        if isinstance(module, GlobalAverage):
+            self._check_axes(GlobalAverage, 3)
+        if isinstance(module, nn.Flatten):
+            if (module.start_dim, module.end_dim) != (1, -1):
+                raise NotAcceptedError("a layer of the kind Flatten keeps some axes")
+            if self._num_axes == 1:
+                return _plain_layer(lambda values: values)
+        if isinstance(module, GlobalAverage | nn.Flatten):
+            self._num_axes = 1
+        return _plain_layer(_PLAIN[type(module)])
 
     def _slot(
         self,
@@ -232,7 +167,7 @@ class StackedModel:
         return weight, None if bias is None else self._slot(bias)
 
     def _read_residual(self, module: Residual, left: list[nn.Module]) -> Layer:
-        body, shortcut = self._read_chain([module.body]), self._read(module.shortcut)
+        body, shortcut = self._read_side_by_side([module.body, module.shortcut])
         has_relu = _take(left, nn.ReLU)
         # Branches that are written side by side can be added to what is there.
         is_joined = isinstance(body.last, BranchesLayer) and not has_relu
@@ -242,20 +177,32 @@ class StackedModel:
             if is_joined:
                 return body(state, images, plus=two)
             one = body(state, images)
-            if has_relu and fused_layers.is_usable(one):
+            if has_relu:
                 found: Tensor = fused_layers.AddRelu.apply(one, two)  # type: ignore[no-untyped-call]
                 return found
-            return F.relu(one + two) if has_relu else one + two
+            return one + two
 
         return run
 
+    def _read_side_by_side(self, modules: Sequence[nn.Module]) -> list["Chain"]:
+        """Read parts that take the same samples, and whose results have as many axes."""
+        before, found, after = self._num_axes, [], set()
+        for module in modules:
+            self._num_axes = before
+            found.append(self._read_chain([module]))
+            after.add(self._num_axes)
+        if len(after) > 1:
+            raise NotAcceptedError("images and vectors are put together")
+        return found
+
     def _read_branches(self, module: Branches, left: list[nn.Module]) -> "BranchesLayer":
-        parts = [self._read_chain([part]) for part in module.parts]
+        parts = self._read_side_by_side(list(module.parts))
         pool = _take_pool(left) if all(_ends_with_relu(part) for part in parts) else None
         return BranchesLayer(parts, pool)
 
     def _read_conv2d(self, module: nn.Conv2d, left: list[nn.Module]) -> Layer:
-        _check_conv(module)
+        if not is_plain(module):
+            raise NotAcceptedError("a Conv2d is not square, or has groups, dilation or padding")
         size, stride, padding = module.kernel_size[0], module.stride[0], int(module.padding[0])
         weight, bias = self._weights(module)
 
@@ -267,6 +214,9 @@ class StackedModel:
         return self._read_product(ProductLayer(weight, bias), left)
 
     def _read_product(self, product: "ProductLayer", left: list[nn.Module]) -> Layer:
+        if product.window is None:
+            has_relu = product.bias is not None and _take(left, nn.ReLU)
+            return ReluLayer(product, None) if has_relu else product
         if left and type(left[0]) is nn.BatchNorm2d:
             return self._read_norm(left.pop(0), left, product)
         if product.bias is not None and _take(left, nn.ReLU):
@@ -275,7 +225,9 @@ class StackedModel:
 
     def _read_maxpool2d(self, module: nn.MaxPool2d, left: list[nn.Module]) -> Layer:
         del left
-        return lambda _, images: _max_pool(images, module)
+        if module.return_indices:
+            raise NotAcceptedError("a layer of the kind MaxPool2d returns indices")
+        return lambda _, images: max_pool(images, module)
 
     def _read_batchnorm2d(self, module: nn.BatchNorm2d, left: list[nn.Module]) -> Layer:
         return self._read_norm(module, left, None)
@@ -286,10 +238,7 @@ class StackedModel:
         assert isinstance(module, nn.BatchNorm2d)
         statistics = (module.running_mean, module.running_var, module.num_batches_tracked)
         if not module.affine or any(buffer is None for buffer in statistics):
-            raise TypeError(
-                "cannot stack batch normalisation without weights or running statistics; set "
-                "affine and track_running_stats."
-            )
+            raise NotAcceptedError("a BatchNorm2d has no weights or no running statistics")
         at = tuple(self._slot(values) for values in (module.weight, module.bias))
         first = len(self.buffer_slots)
         for buffer in statistics:
@@ -336,9 +285,9 @@ class BranchesLayer:
     def __call__(self, state: Pass, images: Tensor, plus: Tensor | None = None) -> Tensor:
         """Let every part write its channels, added to `plus`."""
         sizes = [part.num_channels for part in self.parts]
-        if None in sizes or not state.is_fused(images):
+        if None in sizes:
             found = torch.cat([part(state, images) for part in self.parts], dim=-1)
-            found = found if self.pool is None else _max_pool(found, self.pool)
+            found = found if self.pool is None else max_pool(found, self.pool)
             return found if plus is None else found + plus
         added = plus if self.pool is None else None
         joined = Joined(sum(size or 0 for size in sizes), added)
@@ -360,73 +309,37 @@ class ProductLayer:
 
     def __call__(self, state: Pass, images: Tensor) -> Tensor:
         """Multiply and add the bias."""
-        return self.multiply_rows(state, images, self.bias)
+        return self.multiply(state, images, self.bias)
 
-    def multiply(self, state: Pass, images: Tensor) -> Tensor:
-        """Multiply; the next layer takes care of the bias."""
-        if self.window is None or not self._is_direct(state, images):
-            return self.multiply_rows(state, images, None)
-        weight, gradients = state.parameters[self.weight], state.gradients
+    def multiply(self, state: Pass, images: Tensor, bias: int | None = None) -> Tensor:
+        """Multiply, and add a bias where the next layer does not."""
+        weight = state.parameters[self.weight]
+        offset = None if bias is None else state.parameters[bias]
+        gradients = state.gradients
         if gradients is None:
-            return convolution.convolve(images, weight, self.window)
-        found: Tensor = fused_layers.Convolution.apply(  # type: ignore[no-untyped-call]
-            images, weight, gradients[self.weight], self.window, state.anchor
+            rows = images if self.window is None else cut_windows(images, self.window)
+            return multiply(rows, weight, offset)
+        targets = gradients[self.weight], None if bias is None else gradients[bias]
+        found: Tensor = fused_layers.Product.apply(  # type: ignore[no-untyped-call]
+            images, weight, offset, targets, self.window, state.anchor
         )
         return found
-
-    def _is_direct(self, state: Pass, images: Tensor) -> bool:
-        """Return whether kernels read windows where they lie; those of one pixel need no copy."""
-        has_copies = self.window is not None and self.window[0] > 1
-        return has_copies and state.is_fused(images) and convolution.is_readable(images)
-
-    def multiply_rows(self, state: Pass, images: Tensor, bias: int | None) -> Tensor:
-        """Multiply copies of the windows, and add a bias."""
-        windows = images if self.window is None else self._cut(images)
-        found = _times(windows.flatten(1, -2), state, self.weight, bias)
-        return found.view(*windows.shape[:-1], -1)
-
-    def _cut(self, images: Tensor) -> Tensor:
-        """Return the windows of a convolution, ``[models, batch, height, width, values]``."""
-        assert self.window is not None
-        # Evaluation shares the samples among the models: one copy of the windows is enough.
-        is_shared = images.stride(0) == 0
-        windows = im2col(images[:1] if is_shared else images, *self.window)
-        return windows.expand(len(images), -1, -1, -1, -1) if is_shared else windows
-
-    def is_joint(self, state: Pass, images: Tensor) -> bool:
-        """Return whether `evaluate` works: a kernel convolves and does all that follows."""
-        is_conv = self.window is not None and state.gradients is None
-        return is_conv and state.is_fused(images) and convolution.is_usable(images)
 
     def evaluate(
         self,
         state: Pass,
         images: Tensor,
-        scale: Tensor | None,
-        shift: Tensor,
-        *,
-        relu: bool,
+        after: After,
         pool: nn.MaxPool2d | None,
         joined: Joined | None = None,
     ) -> Tensor:
-        """Return the convolution, scaled and shifted, with what follows it."""
+        """Return the product in evaluation, with what follows it."""
         window = self.window
-        if images.stride(0) == 0 or not convolution.is_readable(images):
-            images, window = self._cut(images), (1, 1, 0)
-        assert window is not None
-        sides = (images.shape[1], *convolution.sides(images, window))
-        is_pooled = pool is not None and fused_layers.can_pool(sides)
+        is_pooled = pool is not None and window is not None and _is_even(sides(images, window))
         is_last = is_pooled or pool is None
-        found = fused_layers.convolved(
-            images,
-            state.parameters[self.weight],
-            window,
-            scale,
-            shift,
-            relu=relu,
-            is_pooled=is_pooled,
-            joined=joined if is_last else None,
-        )
+        after = after._replace(is_pooled=is_pooled)
+        own = state.parameters[self.weight]
+        found = fused_layers.evaluated(images, own, window, after, joined if is_last else None)
         return found if is_last else _pooled(found, pool, joined)
 
 
@@ -438,26 +351,19 @@ class ReluLayer:
     pool: nn.MaxPool2d | None
 
     def __call__(self, state: Pass, images: Tensor) -> Tensor:
-        """Compute them together where kernels can."""
+        """Compute them together."""
         bias = self.product.bias
         assert bias is not None
-        if not state.is_fused(images):
-            found = F.relu(self.product.multiply_rows(state, images, bias))
-            return found if self.pool is None else _max_pool(found, self.pool)
         offset = state.parameters[bias]
-        if self.product.is_joint(state, images):
-            return self.product.evaluate(state, images, None, offset, relu=True, pool=self.pool)
-        product = self.product.multiply(state, images)
-        is_pooled = self.pool is not None and fused_layers.can_pool(product.shape[1:-1])
         if state.gradients is None:
-            found, _ = fused_layers.with_bias(
-                product, offset, is_pooled=is_pooled, needs_index=False
-            )
-        else:
-            found = fused_layers.BiasRelu.apply(  # type: ignore[no-untyped-call]
-                product, offset, state.gradients[bias], is_pooled
-            )
-        return found if is_pooled or self.pool is None else _max_pool(found, self.pool)
+            after = After(shift=offset, relu=True)
+            return self.product.evaluate(state, images, after, self.pool)
+        product = self.product.multiply(state, images)
+        is_pooled = self.pool is not None and _is_even(product.shape[2:-1])
+        found: Tensor = fused_layers.BiasRelu.apply(  # type: ignore[no-untyped-call]
+            product, offset, state.gradients[bias], is_pooled
+        )
+        return found if is_pooled or self.pool is None else max_pool(found, self.pool)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -489,82 +395,52 @@ class NormLayer:
         bias = None if self.product is None else self.product.bias
         own = None if bias is None else state.parameters[bias]
         pool = self.pool or pool
+        if not state.is_training:
+            return self._evaluate(state, images, own, joined, pool)
         if self.product is not None:
-            if not state.is_training and self.product.is_joint(state, images):
-                scale, shift = self._running(state, own)
-                return self.product.evaluate(
-                    state, images, scale, shift, relu=self.has_relu, pool=pool, joined=joined
-                )
-            # A bias changes nothing but the mean, and its gradient is 0.
             images = self.product.multiply(state, images)
-            if bias is not None and state.gradients is not None:
-                state.gradients[bias].zero_()
-        is_pooled = pool is not None and fused_layers.can_pool(images.shape[1:4])
-        if state.is_fused(images):
-            is_last = is_pooled or pool is None
-            found = self._fused(state, images, own, joined if is_last else None, is_pooled)
-            if is_last:
-                return found
-        else:
-            found = self._plain(state, images, own)
-            found = F.relu(found) if self.has_relu else found
-        return _pooled(found, pool, joined)
-
-    def _fused(
-        self,
-        state: Pass,
-        images: Tensor,
-        bias: Tensor | None,
-        joined: Joined | None,
-        is_pooled: bool,
-    ) -> Tensor:
+        # A bias changes nothing but the mean, and its gradient is 0.
+        if bias is not None and state.gradients is not None:
+            state.gradients[bias].zero_()
+        is_pooled = pool is not None and _is_even(images.shape[2:4])
+        is_last = is_pooled or pool is None
         mean, variance, _ = state.buffers[self.first : self.first + 3]
         factor, offset = (state.parameters[k] for k in self.at)
         targets = state.gradients or state.parameters
         norm = Norm(
             factor,
             offset,
-            bias,
-            (mean, variance, self._share(state) if state.is_training else mean),
+            own,
+            (mean, variance, self._share(state)),
             (targets[self.at[0]], targets[self.at[1]]),
             state.is_there,
             self.module.eps,
             self.has_relu,
             is_pooled,
-            joined,
-            owns_input=self.product is not None,
+            joined if is_last else None,
         )
-        if not state.is_training:
-            return fused_layers.normalised(images, *self._running(state, bias), norm)
         found: Tensor = fused_layers.FusedNorm.apply(  # type: ignore[no-untyped-call]
             images, norm, state.anchor
         )
-        return found
+        return found if is_last else _pooled(found, pool, joined)
 
-    def _plain(self, state: Pass, images: Tensor, bias: Tensor | None) -> Tensor:
-        if not state.is_training:
-            return affine(images, *self._running(state, bias))
-        mean, variance, _ = state.buffers[self.first : self.first + 3]
-        factor, offset = (state.parameters[k] for k in self.at)
-        targets = [torch.empty_like(values) for values in (factor, offset)]
-        if state.gradients is not None:
-            targets = [state.gradients[k] for k in self.at]
-        result, now_mean, now_variance, size = Normalise.apply(  # type: ignore[no-untyped-call]
-            images,
-            factor,
-            offset,
-            state.is_there,
-            self.module.eps,
-            (targets[0], targets[1]),
-            state.anchor,
-        )
-        unbiased = now_variance * (size / (size - 1).clamp(min=1))
-        share = self._share(state).to(mean.dtype).unsqueeze(-1)
-        # The statistics have the precision of the stored samples, which may be higher.
-        mean.lerp_((now_mean if bias is None else now_mean + bias).to(mean.dtype), share)
-        variance.lerp_(unbiased.to(variance.dtype), share)
-        found: Tensor = result
-        return found
+    def _evaluate(
+        self,
+        state: Pass,
+        images: Tensor,
+        bias: Tensor | None,
+        joined: Joined | None,
+        pool: nn.MaxPool2d | None,
+    ) -> Tensor:
+        scale, shift = self._running(state, bias)
+        after = After(scale, shift, self.has_relu)
+        if self.product is not None:
+            return self.product.evaluate(state, images, after, pool, joined)
+        is_pooled = pool is not None and _is_even(images.shape[2:4])
+        is_last = is_pooled or pool is None
+        after = after._replace(is_pooled=is_pooled)
+        found = fused_layers.normalised(images, after, joined if is_last else None)
+        return found if is_last else _pooled(found, pool, joined)
 
     def _share(self, state: Pass) -> Tensor:
         """Count the batch, and return the share of its moments in the running ones, per model."""
@@ -587,65 +463,6 @@ class NormLayer:
         return state.scales[self.first]
 
 
-class Product(Function):
-    """``rows @ weight + bias`` for many models; the weights' gradients are written, not returned.
-
-    Returned gradients would be allocated in every step, and copied once more.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        rows: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        to_weight: Tensor,
-        to_bias: Tensor | None,
-        anchor: Tensor,
-    ) -> Tensor:
-        """Multiply ``rows [models, num, inputs]`` with ``weight [models, inputs, outputs]``.
-
-        `anchor` requires a gradient: without one, torch would skip the backward pass.
-        """
-        del anchor
-        ctx.save_for_backward(rows, weight)
-        ctx.to_weight, ctx.to_bias = to_weight, to_bias
-        return _multiply(rows, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Any) -> Any:
-        """Write the gradients of the weights, return that of the rows."""
-        (gradient,) = outer
-        rows, weight = ctx.saved_tensors
-        fused_layers.multiply_into(rows.mT, gradient, ctx.to_weight)
-        if ctx.to_bias is not None:
-            torch.sum(gradient, dim=1, out=ctx.to_bias)
-        inner = torch.bmm(gradient, weight.mT) if ctx.needs_input_grad[0] else None
-        return inner, None, None, None, None, None
-
-
-def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if bias is None:
-        return torch.bmm(rows, weight)
-    return torch.baddbmm(bias.unsqueeze(1), rows, weight)
-
-
-def _times(rows: Tensor, state: Pass, weight: int, bias: int | None) -> Tensor:
-    own = state.parameters[weight]
-    offset = None if bias is None else state.parameters[bias]
-    if state.gradients is None:
-        return _multiply(rows, own, offset)
-    to_bias = None if bias is None else state.gradients[bias]
-    result: Tensor = Product.apply(  # type: ignore[no-untyped-call]
-        rows, own, offset, state.gradients[weight], to_bias, state.anchor
-    )
-    return result
-
-
-def _kernels() -> Any:
-    return load_kernels("outvote.ops.triton.unpack")
-
-
 def is_plain(module: nn.Conv2d) -> bool:
     """Return whether a convolution is square, without groups, dilation or another padding."""
     return (
@@ -654,11 +471,6 @@ def is_plain(module: nn.Conv2d) -> bool:
         and module.padding_mode == "zeros"
         and len({*module.kernel_size}) == len({*module.stride}) == len({*module.padding}) == 1
     )
-
-
-def _check_conv(module: nn.Conv2d) -> None:
-    if not is_plain(module):
-        raise TypeError(f"cannot stack {module}: only square, plain convolutions are known.")
 
 
 def _flatten(images: Tensor) -> Tensor:
@@ -695,6 +507,11 @@ def _take_pool(left: list[nn.Module]) -> nn.MaxPool2d | None:
     return pool
 
 
+def _is_even(sides: Sequence[int]) -> bool:
+    """Return whether 2 x 2 pixels cover an image."""
+    return len(sides) == 2 and not any(side % 2 for side in sides)
+
+
 def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
     return (value, value) if isinstance(value, int) else tuple(value)
 
@@ -706,21 +523,8 @@ def _ends_with_relu(chain: Chain) -> bool:
 
 def _pooled(images: Tensor, pool: nn.MaxPool2d | None, joined: Joined | None) -> Tensor:
     """Pool where wanted, and copy to the place among the branches where there are some."""
-    found = images if pool is None else _max_pool(images, pool)
+    found = images if pool is None else max_pool(images, pool)
     return found if joined is None else fused_layers.placed(found, joined)
-
-
-def _max_pool(images: Tensor, module: nn.MaxPool2d) -> Tensor:
-    if fused_layers.can_pool_windows(images, module):
-        own: Tensor = fused_layers.MaxPool.apply(  # type: ignore[no-untyped-call]
-            images, module, torch.is_grad_enabled()
-        )
-        return own
-    # torch pools the channels-last layout without a copy.
-    flat = images.flatten(0, 1).permute(0, 3, 1, 2)
-    pooled: Tensor = module(flat)
-    last: Tensor = pooled.permute(0, 2, 3, 1).unflatten(0, images.shape[:2])
-    return last
 
 
 _PLAIN: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
@@ -729,3 +533,13 @@ _PLAIN: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.Flatten: _flatten,
     GlobalAverage: lambda images: images.mean(dim=(2, 3)),
 }
+# How many axes the samples of a layer have; None: any number.
+_AXES: dict[type[nn.Module], int | None] = {
+    nn.Conv2d: 3,
+    nn.BatchNorm2d: 3,
+    nn.MaxPool2d: 3,
+    nn.Linear: 1,
+    Residual: None,
+    Branches: None,
+}
+KNOWN = (*_PLAIN, *_AXES)

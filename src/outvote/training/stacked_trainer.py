@@ -3,23 +3,23 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from outvote.data.array_dataset import IGNORED
 from outvote.errors import check_choice
 from outvote.ops.memory import on_device
 from outvote.ops.precision import products_for
+from outvote.ops.sgd import take_step
 from outvote.training.batches import Batches
 from outvote.training.gpu_memory import even_size, how_many_fit, in_chunks
-from outvote.training.gradient_check import MOST_SAMPLES, check_gradients
-from outvote.training.local_sgd import LocalSGD, take_step
-from outvote.training.objective import Score
+from outvote.training.known_layers import NotAcceptedError
+from outvote.training.local_sgd import LocalSGD
+from outvote.training.objective import Objective, Score
 from outvote.training.samples import Samples
+from outvote.training.sequential import MakeOptimizer
 from outvote.training.stacked_model import StackedModel
 from outvote.training.step_graph import StepBatch, StepRunner
 from outvote.training.strata import Strata
@@ -29,12 +29,8 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 FEW_SAMPLES = 32
 # On a CPU, over all runs.
 EVALUATED_AT_ONCE = 1 << 16
-# The most values that are pooled at once: above, torch uses 64-bit indices, which are slower.
-MOST_POOLED = (1 << 31) - 1
 # Of one evaluation, on a GPU. More is not faster, and training would find the memory in pieces.
 MOST_BYTES = 16 << 30
-# Test samples up to this size are kept in the precision of the products.
-KEPT_BYTES = 1 << 30
 
 
 class StackedTrainer:
@@ -42,24 +38,34 @@ class StackedTrainer:
 
     name = "stacked"
 
-    def __init__(self, module: nn.Module, samples: Samples, precision: str = "float32") -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        samples: Samples,
+        objective: Objective | None = None,
+        optimizer: MakeOptimizer | None = None,
+        precision: str = "float32",
+    ) -> None:
         """Take the network, the training samples, and the precision of the products.
 
-        "float32" means the precision of the samples, with TF32 off.
+        "float32" means the precision of the samples, with TF32 off. Refuse what is not known.
         """
         check_choice("precision", precision, PRECISIONS)
-        if bool((samples.targets == IGNORED).any()):
-            raise TypeError("does not know targets that do not count.")
-        self.model = StackedModel(module)
+        if optimizer is not None:
+            raise NotAcceptedError("the optimiser is not local SGD")
+        objective = objective or Objective.of(samples.targets, has_classes=True)
+        if not objective.is_cross_entropy or samples.targets.dim() != 1:
+            raise NotAcceptedError("the loss is not cross entropy with one class per sample")
+        self.model = StackedModel(module, _num_axes(samples))
         self.samples = samples
         self.precision = precision
         self.reason = ""
         self._num_models: int | None = None
         self._num_tasks = 0
         """With how many tasks it was measured how many models fit."""
-        self._test: _Evaluated | None = None
+        self._num_evaluated: dict[tuple[int, int], int] = {}
+        """How many samples are evaluated at once, by the numbers of runs and of samples."""
         self._steps = StepRunner()
-        self._module, self._is_checked = module, False
 
     def train(
         self,
@@ -86,9 +92,6 @@ class StackedTrainer:
         # With half of the results, far more models may fit.
         is_new = self._num_models is None or 2 * len(tasks) <= self._num_tasks
         if order and is_new and device.type == "cuda":
-            if not self._is_checked:
-                one = tasks[order[0]]
-                self._check_gradients(weights, buffers, packed, narrow, one)
             self._num_tasks = len(tasks)
             self._num_models = _how_many(partial(work, rate=0.0), tasks, order, found.gradients)
         size = even_size(len(order), self._num_models or max(1, len(order)))
@@ -166,32 +169,6 @@ class StackedTrainer:
             losses.sum().backward()
         return losses.detach().double()
 
-    def _check_gradients(
-        self,
-        weights: Tensor,
-        buffers: Tensor,
-        packed: Tensor,
-        narrow: Tensor | None,
-        task: ClientTask,
-    ) -> None:
-        """Raise if the kernels compute other gradients than torch, on a batch of a client."""
-        size = min(task.batches.sizes[0], MOST_SAMPLES)
-        one = ClientTask(task.run, Batches(task.batches.index[:1, :size], [size]))
-        plan = _Plan([one], [0], weights.device)
-        stack = WeightStack(self.model, packed, narrow, plan.runs)
-        with products_for(self.precision, weights.device):
-            self._backward(stack, self._read_buffers(buffers[plan.runs]), plan, plan.batches()[0])
-        check_gradients(
-            self._module,
-            self.model,
-            self.samples,
-            weights[task.run],
-            buffers[task.run],
-            plan.index[0, 0],
-            self.model.unpack(stack.gradients)[0],
-        )
-        self._is_checked = True
-
     def _narrow(self, packed: Tensor) -> Tensor | None:
         return packed.bfloat16() if self.precision == "bfloat16" else None
 
@@ -200,45 +177,39 @@ class StackedTrainer:
     ) -> list[Score]:
         """Evaluate the model of each run on some samples; with `strata`, count by stratum too."""
         whole = strata or Strata(torch.zeros_like(samples.targets), 1)
-        correct = self.count_correct(weights, buffers, samples, whole)
-        num_targets = max(1, self._evaluated_on(samples, weights.dtype).num_targets)
+        correct = self._count_correct(weights, buffers, samples, whole)
+        num_targets = max(1, int((samples.targets != IGNORED).sum()))
         return [
             Score(accuracy=int(row.sum()) / num_targets, correct=None if strata is None else row)
             for row in correct
         ]
 
-    def count_correct(
+    def _count_correct(
         self, weights: Tensor, buffers: Tensor, samples: Samples, strata: Strata
     ) -> Tensor:
         """Return how many targets of each stratum the model of each run classifies correctly."""
-        test = self._evaluated_on(samples, weights.dtype)
         total = strata.zeros(len(weights))
-        parameters = self.model.views(self.model.pack(weights).to(test.dtype))
-        statistics = self._read_buffers(buffers)
-        logits_of = self.model.evaluated(parameters, statistics)
+        packed = self.model.pack(weights)
+        narrow = self._narrow(packed)
+        packed = packed if narrow is None else narrow
+        logits_of = self.model.evaluated(self.model.views(packed), self._read_buffers(buffers))
 
         def count(part: slice) -> None:
-            images = test.batch(part)
+            index = torch.arange(part.start, part.stop, device=samples.device)
+            images = samples.batch(index).to(packed.dtype)
             logits = logits_of(images.expand(len(weights), *images.shape))
             strata.add_correct(total, part, logits.argmax(dim=-1) == samples.targets[part])
 
+        sizes = len(weights), len(samples)
         with torch.no_grad(), products_for(self.precision, weights.device):
-            if len(weights) not in test.num_at_once:
-                sizes = (len(weights), len(samples))
-                test.num_at_once[len(weights)] = _num_at_once(count, *sizes, weights.device)
+            if sizes not in self._num_evaluated:
+                self._num_evaluated[sizes] = _num_at_once(count, *sizes, weights.device)
                 total.zero_()
-            size = even_size(len(samples), test.num_at_once[len(weights)])
+            size = even_size(len(samples), self._num_evaluated[sizes])
             _, fitted = in_chunks(count, max(1, len(samples)), size)
             if fitted < size:
-                test.num_at_once[len(weights)] = fitted
+                self._num_evaluated[sizes] = fitted
         return total.cpu()
-
-    def _evaluated_on(self, samples: Samples, dtype: torch.dtype) -> "_Evaluated":
-        """Return the samples of an evaluation with their sizes; those of the last one are kept."""
-        if self._test is None or self._test.samples is not samples:
-            is_narrow = self.precision == "bfloat16"
-            self._test = _Evaluated(samples, torch.bfloat16 if is_narrow else dtype)
-        return self._test
 
     def _read_buffers(self, buffers: Tensor) -> list[Tensor]:
         kind = self.samples.dtype
@@ -250,27 +221,6 @@ class StackedTrainer:
         for slot, values in zip(self.model.buffer_slots, statistics, strict=True):
             slot.write(values, written)
         return written
-
-
-class _Evaluated:
-    """Samples that models are evaluated on."""
-
-    def __init__(self, samples: Samples, dtype: torch.dtype) -> None:
-        self.samples, self.dtype = samples, dtype
-        self.num_targets = int((samples.targets != IGNORED).sum())
-        self.num_at_once: dict[int, int] = {}
-        """How many samples are evaluated at once, by the number of runs."""
-        few = self._converted(slice(0, 1))
-        is_kept = samples.device.type == "cuda" and few.nbytes * len(samples) <= KEPT_BYTES
-        self._images = self._converted(slice(0, len(samples))) if is_kept else None
-
-    def batch(self, part: slice) -> Tensor:
-        """Return some samples in the precision of the products."""
-        return self._converted(part) if self._images is None else self._images[part]
-
-    def _converted(self, part: slice) -> Tensor:
-        index = torch.arange(len(self.samples), device=self.samples.device)[part]
-        return self.samples.batch(index).to(self.dtype)
 
 
 def _how_many(
@@ -309,29 +259,19 @@ def _num_at_once(
 ) -> int:
     """Return how many samples are evaluated at once."""
     num_few = max(1, min(FEW_SAMPLES, num_samples))
-    pooled = _Pooled()
-    with pooled:
-        count(slice(0, num_few))
-    most = max(1, MOST_POOLED * num_few // max(1, pooled.num_values))
     several = max(1, min(4, num_samples // num_few))
     fits = how_many_fit(
         lambda number: count(slice(0, number * num_few)), device, several=several, most=MOST_BYTES
     )
-    return min(most, max(1, EVALUATED_AT_ONCE // num_runs) if fits is None else fits * num_few)
+    return max(1, EVALUATED_AT_ONCE // num_runs) if fits is None else fits * num_few
 
 
-class _Pooled(TorchFunctionMode):
-    """Finds how many values the largest tensor has that torch pools."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_values = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
-        if "pool" in getattr(func, "__name__", "") and args and isinstance(args[0], Tensor):
-            self.num_values = max(self.num_values, args[0].numel())
-        return func(*args, **(kwargs or {}))
+def _num_axes(samples: Samples) -> int:
+    """Return how many axes a sample has; refuse what is not one array of numbers."""
+    inputs = samples.inputs(torch.zeros(1, dtype=torch.int64, device=samples.device))
+    if len(inputs) != 1 or not inputs[0].is_floating_point():
+        raise NotAcceptedError("a sample is not one array of floating-point numbers")
+    return inputs[0].dim() - 1
 
 
 class WeightStack:

@@ -47,6 +47,33 @@ class LocalUpdates:
     """For each run, the server's reference gradient; None where its rule needs none."""
 
 
+TrainOne = Callable[[ClientTask, Tensor, Tensor, LocalSGD, float, Tensor, Tensor], float]
+"""Trains one task from weights and buffers, fills its gradient and buffers, returns its loss."""
+
+
+def train_each(
+    train_one: TrainOne,
+    weights: Tensor,
+    buffers: Tensor,
+    tasks: Sequence[ClientTask],
+    training: LocalSGD,
+    learning_rate: float,
+) -> LocalUpdates:
+    """Train one task after the other."""
+    gradients = weights.new_empty(len(tasks), weights.shape[1])
+    after = buffers.new_empty(len(tasks), buffers.shape[1])
+    losses = [
+        train_one(task, weights[task.run], buffers[task.run], training, learning_rate, *out)
+        for task, *out in zip(tasks, gradients, after, strict=True)
+    ]
+    return LocalUpdates(
+        gradients=gradients,
+        losses=torch.tensor(losses, dtype=torch.float64),
+        buffers=after,
+        num_samples=count_samples(tasks),
+    )
+
+
 def keep_idle(
     buffers: Tensor, tasks: Sequence[ClientTask], gradients: Tensor, after: Tensor
 ) -> list[int]:

@@ -1,16 +1,18 @@
 """A trial of a model, a loss and an optimiser on a few samples, before anything trains."""
 
-import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
+from torch.utils._pytree import tree_leaves
 
-from outvote.training.dropout import RandomCalls, kept_generators
+from outvote.training.generators import seeded_generators
 from outvote.training.objective import Objective, as_classes, class_axis
 from outvote.training.samples import Samples
-from outvote.training.sequential import MakeOptimizer, check_optimizer
+from outvote.training.sequential import MakeOptimizer, buffers_of, check_optimizer, lent
 
 
 def try_model(
@@ -24,21 +26,15 @@ def try_model(
     """Compute the loss of a few samples, its gradient and a step; a fault is a ValueError."""
     if any(isinstance(each, UninitializedParameter) for each in module.parameters()):
         raise ValueError("the model has lazy layers; give their sizes, so that weights exist.")
-    try:
-        model = copy.deepcopy(module).to(samples.device, samples.dtype).train()
-    except Exception as error:
-        raise ValueError(f"the model cannot be copied: {_first_line(error)}.") from error
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError("the model has no parameters to train; set requires_grad on some.")
-    index = torch.arange(max(2, len(samples)), device=samples.device).remainder(len(samples))
-    inputs, targets = samples.inputs(index), samples.targets[index]
-    with torch.enable_grad(), kept_generators(samples.device):
+    with _on_few_samples(module, samples) as (inputs, targets), torch.enable_grad():
         try:
-            outputs = model(*inputs)
+            outputs = module(*inputs)
         except Exception as error:
             shapes = ", ".join(f"{each.dtype} {list(each.shape)}" for each in inputs)
             raise ValueError(
-                f"the model cannot take a batch of {len(index)} samples ({shapes}): "
+                f"the model cannot take a batch of {len(targets)} samples ({shapes}): "
                 f"{_first_line(error)}; change the model or the samples."
             ) from error
         if objective.loss is None:
@@ -46,18 +42,32 @@ def try_model(
         loss = _loss(objective, outputs, targets)
         loss.backward()
         objective.measure(outputs, targets)
-    if optimizer is not None:
-        _check_optimizer(optimizer, model)
+        if optimizer is not None:
+            _check_optimizer(optimizer, module)
 
 
 def is_random(module: nn.Module, samples: Samples) -> bool:
-    """Return whether a model in training draws random numbers, such as masks of dropout."""
-    model = copy.deepcopy(module).to(samples.device, samples.dtype).train()
-    index = torch.arange(max(2, len(samples)), device=samples.device).remainder(len(samples))
-    inputs = samples.inputs(index)
-    with torch.no_grad(), kept_generators(samples.device), RandomCalls() as calls:
-        model(*inputs)
-    return bool(calls.names)
+    """Return whether the outputs of a model in training depend on the seed, as with dropout."""
+    found = []
+    for seed in range(2):
+        with _on_few_samples(module, samples, seed) as (inputs, _), torch.no_grad():
+            outputs = tree_leaves(module(*inputs))
+            found.append([each.clone() for each in outputs if isinstance(each, Tensor)])
+    return not all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@contextmanager
+def _on_few_samples(
+    module: nn.Module, samples: Samples, seed: int = 0
+) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
+    """Let a model train on a batch for a while, which leaves nothing behind."""
+    device = samples.device
+    index = torch.arange(max(2, len(samples)), device=device).remainder(len(samples))
+    weights = nn.utils.parameters_to_vector(module.parameters()).detach()
+    weights, buffers = weights.to(device, samples.dtype), buffers_of(module).to(device)
+    with seeded_generators(seed, device), lent(module, weights, buffers):
+        module.train()
+        yield samples.inputs(index), samples.targets[index]
 
 
 def _check_outputs(outputs: Any, targets: Tensor, num_classes: int | None) -> None:

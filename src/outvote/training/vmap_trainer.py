@@ -1,8 +1,10 @@
 """Clients of any network trained side by side, by torch.func."""
 
 import copy
+import inspect
+import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -13,21 +15,26 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parameters_to_vector
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from outvote.errors import check_choice
-from outvote.ops import is_for_kernels
 from outvote.ops.precision import products_in
+from outvote.ops.sgd import TINY, take_step
 from outvote.training.batches import Batches
-from outvote.training.dropout import Masks, step_key
+from outvote.training.dropout import Masks
+from outvote.training.generators import seeded_generators, states_outside_torch
 from outvote.training.gpu_memory import how_many_fit, in_chunks
-from outvote.training.local_sgd import TINY, LocalSGD, take_step
+from outvote.training.known_layers import NotAcceptedError, check_no_hooks
+from outvote.training.local_sgd import LocalSGD
 from outvote.training.objective import Objective, Score
 from outvote.training.samples import Samples
 from outvote.training.sequential import (
     EVALUATED_AT_ONCE,
     MakeOptimizer,
+    buffers_of,
     check_optimizer,
     scale_rates,
 )
@@ -58,7 +65,13 @@ FEW_SAMPLES = 4
 
 
 class VmapTrainer:
-    """Trains the clients of all runs side by side, for any network that vmap can run."""
+    """Trains the clients of all runs side by side, for any network that vmap can run.
+
+    The graph of a call is that of every model in it, since vmap refuses control flow by values. A
+    call in which a parameter has no gradient is an error, so that none takes a step that plain
+    PyTorch does not take. The network's own parameters are NaN: what does not come from
+    `functional_call` cannot stay unseen.
+    """
 
     name = "vmap"
 
@@ -71,47 +84,59 @@ class VmapTrainer:
         precision: str = "float32",
         *,
         has_products: bool | None = None,
-        unused: Iterable[str] = (),
     ) -> None:
         """Take the network, the training samples, the loss, and what makes a client's optimiser.
 
         Without `optimizer`, clients train by local SGD. `precision` is that of the products;
         "float32" means the precision of the samples, with TF32 off. `has_products` computes
-        convolutions as batched products, else as torch does; None: what is faster on the device.
-        `unused` are the parameters that the loss does not depend on: as in torch they take no
-        step, not even one of weight decay.
+        convolutions as batched products, else as torch does; None: what is faster on the device,
+        if the network runs that way. Refuse a network that vmap cannot run.
         """
         check_choice("precision", precision, PRECISIONS)
-        self.module = copy.deepcopy(module).to(samples.device, samples.dtype)
+        check_no_hooks(module)
+        if optimizer is not None:
+            _check_elementwise(optimizer, module)
         self.samples = samples
         self.objective = objective or Objective()
         self.optimizer = optimizer
         self.precision = precision
         self.reason = ""
+        self._num_models: int | None = None
+        if has_products is None and samples.device.type == "cuda":
+            try:
+                self._take(module, has_products=True)
+            except NotAcceptedError:  # Some operations refuse the memory layout of products.
+                self._take(module, has_products=False)
+        else:
+            self._take(module, has_products=bool(has_products))
+
+    def _take(self, module: nn.Module, *, has_products: bool) -> None:
+        """Copy a network, and try the copy."""
+        try:
+            self.module = copy.deepcopy(module).to(self.samples.device, self.samples.dtype)
+        except Exception as error:
+            raise NotAcceptedError(f"it cannot be copied ({_first_line(error)})") from error
+        start = parameters_to_vector(self.module.parameters()).detach(), buffers_of(self.module)
         self.masks = Masks(self.module)
         self.trained = [p for p in self.module.parameters() if p.requires_grad]
         """What the caller's optimiser is made of."""
-        for name in unused:
-            self.module.get_parameter(name).requires_grad_(False)
         for part in self.module.modules():
-            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is None:
-                part.forward = _cumulative(part, part.forward)  # type: ignore[method-assign, assignment]
-            if type(part) is nn.Embedding and part.padding_idx is not None:
-                part.forward = _padded(part, part.forward)  # type: ignore[method-assign, assignment]
-        if precision == "bfloat16":
+            if type(part) is nn.Embedding and _has_padding_alone(part):
+                part.forward = _padded(part)  # type: ignore[method-assign, assignment]
+        if self.precision == "bfloat16":
             _normalise_in_float32(self.module)
-        if has_products is None:
-            has_products = prefers_products(samples.device)
         transposed = use_products(self.module) if has_products else set()
         self.layout = Layout(self.module, transposed)
-        self._num_models: int | None = None
-        if optimizer is not None:
-            made = check_optimizer(optimizer, module)
-            if type(made) not in ELEMENTWISE:
-                raise TypeError(
-                    f"vmap does not know the optimiser {type(made).__name__}; known are "
-                    f"{', '.join(kind.__name__ for kind in ELEMENTWISE)}."
-                )
+        with torch.no_grad():
+            for own in (*self.module.parameters(), *self.module.buffers()):
+                if own.is_floating_point():
+                    own.fill_(math.nan)
+        try:
+            self._try(*start)
+        except NotAcceptedError:
+            raise
+        except Exception as error:
+            raise NotAcceptedError(f"vmap cannot run it ({_first_line(error)})") from error
 
     def train(
         self,
@@ -141,73 +166,33 @@ class VmapTrainer:
         if self._num_models is None and longest:
             self._num_models = self._how_many(lambda: work(longest, 0.0), weights)
         size = self._num_models or max(1, len(order))
-        with warnings.catch_warnings():
-            # The trial reports it.
-            warnings.filterwarnings("ignore", "There is a performance drop")
-            _, fitted = in_chunks(lambda part: work(order[part], learning_rate), len(order), size)
+        try:
+            _, fitted = in_chunks(lambda k: work(order[k], learning_rate), len(order), size)
+        except NotAcceptedError as error:
+            text = f"{error}, as that of the first did; set trainer='sequential'."
+            raise RuntimeError(text) from error
         if fitted < size:
             self._num_models = fitted
         return LocalUpdates(
             gradients=gradients, losses=losses, buffers=after, num_samples=count_samples(tasks)
         )
 
-    def trial(self) -> None:
-        """Train and evaluate two models on a few samples; raise what torch raises.
-
-        Operations that vmap runs model by model become part of `reason`.
-        """
-        weights = nn.utils.parameters_to_vector(self.module.parameters()).detach().expand(2, -1)
-        none = weights.new_empty(0, dtype=torch.float64)
-        parts = [buffer.flatten().double() for buffer in self.module.buffers()]
-        buffers = torch.cat([none, *parts]).expand(2, -1)
+    def _try(self, weights: Tensor, buffers: Tensor) -> None:
+        """Train and evaluate two models on a few samples; refuse what vmap does otherwise."""
         index = torch.arange(FEW_SAMPLES).remainder(len(self.samples)).expand(1, -1)
         task = ClientTask(0, Batches(index, [FEW_SAMPLES]))
-        with warnings.catch_warnings(record=True) as heard:
-            warnings.simplefilter("always")
-            _Chunk(self, weights, buffers, [task, task]).train(LocalSGD(), 0.0)
-            few = _Few(self.samples, FEW_SAMPLES)
-            self.evaluate(weights, buffers, few)
-        slow = {str(each.message).partition("rule for ")[2].partition(".")[0] for each in heard}
-        if slow - {""}:
-            self.reason = f"vmap runs {', '.join(sorted(slow - {''}))} model by model"
-
-    @torch.no_grad()
-    def optimizer_steps(self, weights: Tensor, gradients: Tensor) -> Tensor:
-        """Return ``weights [models, dim]`` after steps of the caller's optimiser.
-
-        It takes them along given ``gradients [steps, models, dim]``.
-        """
-        none = weights.new_zeros(len(weights), sum(b.numel() for b in self.module.buffers()))
-        nothing = Batches(torch.empty(0, 1, dtype=torch.int64), [])
-        tasks = [ClientTask(run, nothing) for run in range(len(weights))]
-        training = LocalSGD(max_norm=None)
-        chunk = _Chunk(self, weights, none, tasks)
-        optimizer = _Optimizer(chunk, training, training.learning_rate_at(1))
-        for each in gradients:
-            optimizer.gradients.copy_(self.layout.pack(each))
-            optimizer.step(len(weights))
-        return self.layout.unpack(chunk.weights)
-
-    def outputs(self, weights: Tensor, buffers: Tensor, inputs: tuple[Tensor, ...]) -> Any:
-        """Return the outputs of some models for the same inputs, as they are evaluated."""
-        self.module.eval()
-        parameters = self.layout.views(self.layout.pack(weights))
-        state = self.layout.read_buffers(buffers)
-        device = weights.device
-        with (
-            torch.no_grad(),
-            products_in(self.precision, device),
-            _attention_for_vmap(device),
-            warnings.catch_warnings(),
-        ):
-            warnings.filterwarnings("ignore", "There is a performance drop")
-            return vmap(self._call, (0, 0, None, None))(parameters, state, inputs, None)[0]
-
-    @property
-    def adds_in_float32(self) -> bool:
-        """Whether convolutions add in float32, whatever they are given: kernels of GPUs do so."""
-        has_products = any(slot.is_transposed for slot in self.layout.slots)
-        return has_products and is_for_kernels(self.module.get_parameter(self.layout.slots[0].name))
+        weights, buffers = weights.expand(2, -1), buffers.expand(2, -1)
+        with seeded_generators(0, self.samples.device), _OtherGradients():
+            before = states_outside_torch()
+            chunk = _Chunk(self, weights, buffers, [task, task])
+            chunk.train(LocalSGD(), 0.0)
+            self.evaluate(weights, buffers, _Few(self.samples, FEW_SAMPLES))
+            if states_outside_torch() != before:
+                raise NotAcceptedError("it draws from a generator of Python or NumPy")
+        if not chunk.losses.isfinite().all():
+            raise NotAcceptedError(
+                "a loss is not finite: it may use parameters that are no attributes of their layers"
+            )
 
     def _how_many(self, work: Callable[[], object], weights: Tensor) -> int:
         if weights.device.type == "cuda":
@@ -221,7 +206,6 @@ class VmapTrainer:
         buffers: dict[str, Tensor],
         inputs: tuple[Tensor, ...],
         targets: Tensor,
-        keys: Tensor | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of every model on its own batch, and the buffers after it."""
 
@@ -230,25 +214,19 @@ class VmapTrainer:
             state: dict[str, Tensor],
             given: tuple[Tensor, ...],
             wanted: Tensor,
-            key: Tensor | None,
         ) -> tuple[Tensor, dict[str, Tensor]]:
-            outputs, now = self._call(own, state, given, key)
+            outputs, now = self._call(own, state, given)
             return self.objective(outputs, wanted), now
 
-        in_dims = (0, 0, 0, 0, None if keys is None else 0)
-        found, now = vmap(loss, in_dims)(parameters, buffers, inputs, targets, keys)
-        return found.flatten(), now
+        return vmap(loss)(parameters, buffers, inputs, targets)
 
     def _call(
         self,
         parameters: dict[str, Tensor],
         buffers: dict[str, Tensor],
         inputs: tuple[Tensor, ...],
-        key: Tensor | None,
     ) -> tuple[Any, dict[str, Tensor]]:
         """Run one model; return its outputs, and its buffers afterwards."""
-        if key is not None:
-            self.masks.begin(key)
         values = {**parameters, **buffers}
         if self.precision == "bfloat16":
             inputs = tuple(_narrowed(each) for each in inputs)
@@ -284,7 +262,7 @@ class VmapTrainer:
             ]
             return torch.cat([torch.stack(found).sum(dim=0), counts], dim=1).cpu()
 
-        with products_in(self.precision, weights.device), _attention_for_vmap(weights.device):
+        with products_in(self.precision, weights.device), _forms_for_vmap(weights.device):
             fits = self._how_many(lambda: total(slice(0, 1), parts[:1]), weights)
             totals, _ = in_chunks(lambda runs: total(runs, parts), len(weights), fits)
         return [self.objective.score(row) for row in torch.cat(totals)]
@@ -300,7 +278,7 @@ class VmapTrainer:
         """Return what `Objective.measure` returns for some samples, one row per run."""
         targets = samples.targets[index]
         inputs = samples.inputs(index)
-        outputs, _ = vmap(self._call, (0, 0, None, None))(parameters, buffers, inputs, None)
+        outputs, _ = vmap(self._call, (0, 0, None))(parameters, buffers, inputs)
         num_runs = len(next(iter(parameters.values())))
         return torch.stack(
             [
@@ -310,11 +288,6 @@ class VmapTrainer:
                 for run in range(num_runs)
             ]
         )
-
-
-def prefers_products(device: torch.device) -> bool:
-    """Return whether convolutions are faster as batched products than as torch's grouped ones."""
-    return device.type == "cuda"
 
 
 def _narrowed(values: Tensor) -> Tensor:
@@ -334,36 +307,18 @@ def _normalise_in_float32(module: nn.Module) -> None:
             part.register_forward_hook(lambda _, inputs, output: output.bfloat16())
 
 
-def _cumulative(layer: Any, original: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return batch normalisation with the mean of all batches as its statistics.
-
-    torch reads the number of batches as a Python number, which differs from model to model.
-    """
-
-    def forward(values: Tensor) -> Tensor:
-        if not layer.training or layer.running_mean is None:
-            return original(values)
-        mean, variance = torch.zeros_like(layer.running_mean), torch.ones_like(layer.running_var)
-        weight, bias = layer.weight, layer.bias
-        found = F.batch_norm(values, mean, variance, weight, bias, True, 1.0, layer.eps)
-        layer.num_batches_tracked.add_(1)
-        share = (1 / layer.num_batches_tracked.double()).to(mean.dtype)
-        layer.running_mean.lerp_(mean, share)
-        layer.running_var.lerp_(variance, share)
-        return found
-
-    return forward
+def _has_padding_alone(layer: nn.Embedding) -> bool:
+    others = layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse
+    return layer.padding_idx is not None and not others
 
 
-def _padded(
-    layer: nn.Embedding, original: Callable[[Tensor], Tensor]
-) -> Callable[[Tensor], Tensor]:
+def _padded(layer: nn.Embedding) -> Callable[[Tensor], Tensor]:
     """Return an embedding whose padding gets no gradient from it; vmap leaves this out."""
     assert layer.padding_idx is not None
     padding = layer.padding_idx
 
     def forward(index: Tensor) -> Tensor:
-        found = original(index)
+        found = F.embedding(index, layer.weight)
         is_padding = torch.eq(index, padding).unsqueeze(-1)
         return torch.where(is_padding, found.detach(), found)
 
@@ -371,15 +326,33 @@ def _padded(
 
 
 @contextmanager
-def _attention_for_vmap(device: torch.device) -> Iterator[None]:
-    """Leave out the fused forms of attention that vmap does not know."""
+def _forms_for_vmap(device: torch.device) -> Iterator[None]:
+    """Leave out the fused forms of attention that vmap does not know; do not warn of slow ones."""
     saved = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext():
+        with (
+            sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext(),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", "There is a performance drop")
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(saved)
+
+
+class _OtherGradients(TorchFunctionMode):
+    """Refuses what vmap computes otherwise than torch, and without an error."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at calls of embeddings: vmap leaves their settings out of the gradient."""
+        named = kwargs or {}
+        if func in (F.embedding, F.embedding_bag):
+            given = inspect.signature(func).bind(*args, **named).arguments
+            for setting in ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse"):
+                if given.get(setting) not in (None, False):
+                    raise NotAcceptedError(f"vmap leaves out {setting} of an embedding")
+        return func(*args, **named)
 
 
 @final
@@ -507,6 +480,10 @@ class _Chunk:
         self.step_gradients = torch.zeros_like(narrow)
         self.buffers = self.layout.read_buffers(buffers[self.runs])
         self.losses = torch.zeros(len(tasks), dtype=torch.float64, device=self.device)
+        self.generators = [
+            torch.Generator(self.device).manual_seed(task.seed)
+            for task in (tasks if trainer.masks.is_needed else ())
+        ]
         self._plan()
 
     def _plan(self) -> None:
@@ -538,7 +515,7 @@ class _Chunk:
         device = self.device
         if training.proximal > 0:
             self.start = self.weights.clone()
-        with products_in(self.trainer.precision, device), _attention_for_vmap(device):
+        with products_in(self.trainer.precision, device), _forms_for_vmap(device):
             if self.trainer.optimizer is None:
                 self._train_by_sgd(training, learning_rate)
             else:
@@ -619,30 +596,28 @@ class _Chunk:
 
     def _backward(self, group: "_Group", rows: slice | Tensor) -> Tensor:
         """Return the gradients of some models in one step, packed."""
-        inputs, targets, keys = self._batch(group, rows)
+        inputs, targets = self._batch(group, rows)
         packed = (self.weights if self.copy is None else self.copy)[rows]
         parameters = {name: values.detach() for name, values in self.layout.views(packed).items()}
         slots = [slot for slot in self.layout.slots if not slot.is_frozen]
         leaves = [parameters[slot.name].requires_grad_() for slot in slots]
         buffers = {name: values[rows] for name, values in self.buffers.items()}
         with torch.enable_grad():
-            losses, now = self.trainer.losses(parameters, buffers, inputs, targets, keys)
-            # A parameter that the loss does not depend on has a gradient of 0.
-            found = torch.autograd.grad(
-                losses.sum(), leaves, allow_unused=True, materialize_grads=True
-            )
+            losses, now = self.trainer.losses(parameters, buffers, inputs, targets)
+            found: tuple[Tensor | None, ...]
+            found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
         gradients = self.step_gradients[: len(group.models)]
         for slot, gradient in zip(slots, found, strict=True):
+            if gradient is None:
+                raise NotAcceptedError(f"the loss of a batch does not depend on {slot.name}")
             slot.view(gradients).copy_(gradient)
         for name, values in now.items():
             self.buffers[name][rows] = values.detach()
         self.losses[rows] += losses.detach().double()
         return gradients
 
-    def _batch(
-        self, group: "_Group", rows: slice | Tensor
-    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
-        """Return the arguments, the targets and the keys of the masks of some models."""
+    def _batch(self, group: "_Group", rows: slice | Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return the arguments and the targets of some models."""
         samples = self.trainer.samples
         steps = torch.tensor(group.steps, device=self.device)
         at = torch.tensor(group.models, device=self.device), steps, slice(0, group.size)
@@ -657,10 +632,9 @@ class _Chunk:
         for k, task in enumerate(chosen):
             if task.poison is not None:
                 inputs[0][k], targets[k] = task.poison(inputs[0][k], targets[k])
-        if not self.trainer.masks.is_needed:
-            return inputs, targets, None
-        keys = [step_key(t.seed, step) for t, step in zip(chosen, group.steps, strict=True)]
-        return inputs, targets, torch.tensor(keys, device=self.device)
+        if self.generators:
+            self.trainer.masks.generators = [self.generators[model] for model in group.models]
+        return inputs, targets
 
     def gradients(self) -> Tensor:
         """Return the weights before training minus those after, ``[tasks, dim]``."""
@@ -718,7 +692,7 @@ class _Optimizer:
         self.optimizer = chunk.trainer.optimizer(chunk.trainer.trained)
         plain = dict(chunk.trainer.module.named_parameters())
         stacked = {plain[s.name]: own for s, own in zip(slots, parameters, strict=True)}
-        _put_stacked(self.optimizer, stacked, set(chunk.trainer.trained))
+        _put_stacked(self.optimizer, stacked)
         scale_rates(self.optimizer, training, learning_rate)
         self.num_active = len(chunk.tasks)
         self.done: list[tuple[slice, Tensor]] = []
@@ -752,25 +726,29 @@ class _Optimizer:
             self.chunk.weights[rows] = weights
 
 
-def _put_stacked(
-    optimizer: Optimizer, stacked: dict[nn.Parameter, nn.Parameter], known: set[nn.Parameter]
-) -> None:
-    """Replace the parameters of an optimiser, which may already have states, by stacked ones.
+def _check_elementwise(optimizer: MakeOptimizer, module: nn.Module) -> None:
+    """Refuse an optimiser that may treat the models of a stack otherwise than each alone."""
+    made = check_optimizer(optimizer, module)
+    own = {id(parameter) for parameter in module.parameters()}
+    if type(made) not in ELEMENTWISE:
+        raise NotAcceptedError(f"the optimiser {type(made).__name__} is not one of torch's own")
+    if made._optimizer_step_pre_hooks or made._optimizer_step_post_hooks:
+        raise NotAcceptedError("the optimiser has hooks")
+    if any(id(each) not in own for group in made.param_groups for each in group["params"]):
+        raise NotAcceptedError("the optimiser has other parameters than the model's")
 
-    Those without a stacked one are left out: the loss does not depend on them.
-    """
+
+def _put_stacked(optimizer: Optimizer, stacked: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Replace the parameters of an optimiser, which may already have states, by stacked ones."""
     for group in optimizer.param_groups:
-        if not known.issuperset(group["params"]):
-            raise TypeError("vmap does not know an optimiser of other parameters than the model's.")
-        group["params"] = [stacked[own] for own in group["params"] if own in stacked]
+        group["params"] = [stacked[own] for own in group["params"]]
     states: dict[Any, Any] = dict(optimizer.state)
     optimizer.state.clear()
     for own, state in states.items():
-        if own in stacked:
-            optimizer.state[stacked[own]] = {
-                name: _repeated(value, own, stacked[own]) if name != "step" else value
-                for name, value in state.items()
-            }
+        optimizer.state[stacked[own]] = {
+            name: _repeated(value, own, stacked[own]) if name != "step" else value
+            for name, value in state.items()
+        }
 
 
 def _repeated(value: Any, own: nn.Parameter, stacked: nn.Parameter) -> Any:
@@ -778,3 +756,7 @@ def _repeated(value: Any, own: nn.Parameter, stacked: nn.Parameter) -> Any:
     if not isinstance(value, Tensor) or value.shape != own.shape:
         return value
     return torch.empty_like(stacked, dtype=value.dtype).copy_(value.expand_as(stacked)).detach()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -26,7 +26,7 @@ from outvote.forked import end, fork, leave_to_parent
 from outvote.ops.threads import free_cores, stay_on_one_core
 from outvote.training.batches import Batches
 from outvote.training.local_sgd import LocalSGD
-from outvote.training.trainer import ClientTask, LocalUpdates, count_samples
+from outvote.training.trainer import ClientTask, LocalUpdates, TrainOne, count_samples
 
 MOST_BYTES = 256 << 20
 """More weights and gradients than this are not shared: such networks train in threads."""
@@ -84,10 +84,6 @@ class Sizes:
             found.append(flat.view(shape))
             start += count * dtype.itemsize
         return found
-
-
-TrainOne = Callable[[ClientTask, Tensor, Tensor, LocalSGD, float, Tensor, Tensor], float]
-"""Trains one task from weights and buffers, fills its gradient and buffers, returns its loss."""
 
 
 @final

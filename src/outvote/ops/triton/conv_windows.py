@@ -1,4 +1,4 @@
-"""Triton kernels for windows; called by `conv_windows`."""
+"""Triton kernels for windows; called by `convolution`."""
 
 import triton
 import triton.language as tl
@@ -52,8 +52,10 @@ def _cut(
         tl.store(windows + to, loaded, mask=stored & is_line)
 
 
-def cut(images: Tensor, windows: Tensor, size: int, stride: int, padding: int) -> None:
-    """Fill ``windows [models, batch, high, wide, values]``, zeros behind the last value."""
+def cut_windows(images: Tensor, shape: tuple[int, ...], window: tuple[int, int, int]) -> Tensor:
+    """Return windows ``[models, batch, high, wide, values]``, zeros behind the last value."""
+    size, stride, padding = window
+    windows = images.new_empty(shape)
     height, width, channels = images.shape[2:]
     high, wide, num_padded = windows.shape[2:]
     num_lines = windows.shape[0] * windows.shape[1] * high
@@ -82,6 +84,7 @@ def cut(images: Tensor, windows: Tensor, size: int, stride: int, padding: int) -
         VALUES=values,
         num_warps=4,
     )
+    return windows
 
 
 @triton.jit(do_not_specialize=["num_lines", "height", "width", "high", "wide", "stride", "padding"])
@@ -125,8 +128,12 @@ def _add_up(
     tl.store(total + at, found.to(total.dtype.element_ty), mask=wanted)
 
 
-def add_up(gradient: Tensor, total: Tensor, size: int, stride: int, padding: int) -> None:
-    """Add up ``gradient [models, batch, high, wide, values]`` into the pixels of `total`."""
+def add_up_windows(
+    gradient: Tensor, shape: tuple[int, ...], window: tuple[int, int, int]
+) -> Tensor:
+    """Add up ``gradient [models, batch, high, wide, values]`` at the pixels of images."""
+    size, stride, padding = window
+    total = gradient.new_empty(shape)
     height, width, channels = total.shape[2:]
     high, wide = gradient.shape[2:4]
     num_lines = total.shape[0] * total.shape[1] * height
@@ -150,3 +157,4 @@ def add_up(gradient: Tensor, total: Tensor, size: int, stride: int, padding: int
         CHANNELS=per_block,
         num_warps=4,
     )
+    return total

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.ops import cdiv
+from outvote.ops.convolution import After
 
 PIXELS, STAGES = 128, 3
 # Of the gradient of weights: programs that keep a GPU busy, pixels of a step, and of a short strip.
@@ -140,21 +141,18 @@ def convolve(
     weights: Tensor,
     result: Tensor,
     window: tuple[int, int, int],
+    after: After,
     *,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    plus: Tensor | None = None,
-    relu: bool = False,
-    is_pooled: bool = False,
     is_backward: bool = False,
 ) -> None:
     """Write ``images [models, batch, height, width, channels]`` times filters into `result`.
 
     `weights` are ``[models, size * size * channels or more, filters]``, `window` is size, stride
-    and padding. `scale`, `shift`, ReLU, pooling and `plus` come after it. Backward, the images are
+    and padding; see `After` for what comes after it. Backward, the images are
     the gradient of a result, and its channels the filters.
     """
     size, stride, padding = window
+    scale, shift, relu, is_pooled, plus, _ = after
     models, batch, height, width, channels = images.shape
     high, wide = (2 * side if is_pooled else side for side in result.shape[2:4])
     filters = result.shape[-1]
@@ -190,7 +188,7 @@ def convolve(
         IS_BACKWARD=is_backward,
         HAS_SCALE=scale is not None,
         HAS_SHIFT=shift is not None,
-        HAS_RELU=relu,
+        HAS_RELU=relu or is_pooled,
         HAS_PLUS=plus is not None,
         IS_POOLED=is_pooled,
         PIXELS=PIXELS,

@@ -1,6 +1,6 @@
 """Triton kernels for what comes after products: batch normalisation, biases, ReLU, pooling.
 
-Called by `training.fused_layers`. Samples are ``[models, rows, channels]`` here: a row is a pixel,
+Called by `layers`. Samples are ``[models, rows, channels]`` here: a row is a pixel,
 `per_image` rows make an image. A program takes a strip of rows and some channels of one model;
 what it adds up is added up over the strips by a second, small kernel. Memory decides how long they
 take, so every kernel does all that can be done while a value is at hand.
@@ -135,7 +135,7 @@ def _finish_moments(
     tl.store(running_variance + here, before + (unbiased - before) * share, mask=inside)
 
 
-def moments(
+def norm_moments(
     images: Tensor,
     is_there: Tensor | None,
     parameters: tuple[Tensor, Tensor, Tensor | None],
@@ -559,7 +559,7 @@ def inner_gradient(
 ) -> Tensor:
     """Return the gradient of normalised samples, and write those of the factors and offsets.
 
-    `found` is what `moments` returned; `index` belongs to a pooled gradient.
+    `found` is what `norm_moments` returned; `index` belongs to a pooled gradient.
     """
     mean, inv_std, scale, shift, counts = found
     models, num_rows, channels, per_image = _sizes(images)

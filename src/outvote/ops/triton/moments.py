@@ -1,4 +1,4 @@
-"""Triton kernel of the honest moments; called by `statistics`."""
+"""Triton kernel of the moments of clients; called by `moments`."""
 
 import torch
 import triton

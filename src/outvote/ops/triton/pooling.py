@@ -1,12 +1,14 @@
-"""Triton kernels for max pooling with windows that may overlap; called by `training.fused_layers`.
+"""Triton kernels for max pooling with windows that may overlap; called by `pooling`.
 
 Images are ``[images, height, width, channels]``. Sizes are run-time arguments, but for the size of
 a window.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd import Function
 
 from outvote.ops import block_of, cdiv
 
@@ -57,7 +59,7 @@ def _max_pool(
         tl.store(index + to, which.to(tl.int8), mask=wanted)
 
 
-def max_pool(
+def _pool(
     images: Tensor, result: Tensor, index: Tensor | None, size: int, stride: int, padding: int
 ) -> None:
     """Write the largest value of every window, and which of its values it is."""
@@ -128,7 +130,7 @@ def _max_pool_gradient(
     tl.store(result + to, total.to(result.dtype.element_ty), mask=wanted)
 
 
-def max_pool_gradient(
+def _gradient(
     gradient: Tensor, index: Tensor, result: Tensor, size: int, stride: int, padding: int
 ) -> None:
     """Write the gradient of the images."""
@@ -155,3 +157,34 @@ def max_pool_gradient(
         CHANNELS=per_block,
         num_warps=4,
     )
+
+
+def max_pool(images: Tensor, window: tuple[int, int, int]) -> Tensor:
+    """Return ``images [models, batch, height, width, channels]`` pooled, with their gradient."""
+    found: Tensor = MaxPool.apply(images, window, torch.is_grad_enabled())
+    return found
+
+
+class MaxPool(Function):
+    """The largest value of every window of pixels."""
+
+    @staticmethod
+    def forward(ctx, images, window, has_index):
+        """Pool; `has_index` where a backward pass follows."""
+        images = images.contiguous()
+        size, stride, padding = window
+        sides = ((side + 2 * padding - size) // stride + 1 for side in images.shape[2:4])
+        result = images.new_empty(*images.shape[:2], *sides, images.shape[-1])
+        index = torch.empty_like(result, dtype=torch.int8) if has_index else None
+        _pool(images, result, index, *window)
+        ctx.window, ctx.shape = window, images.shape
+        ctx.save_for_backward(index)
+        return result
+
+    @staticmethod
+    def backward(ctx, *outer):
+        """Return the gradient of the images."""
+        (index,) = ctx.saved_tensors
+        result = outer[0].new_empty(ctx.shape)
+        _gradient(outer[0].contiguous(), index, result, *ctx.window)
+        return result, None, None

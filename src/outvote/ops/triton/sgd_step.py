@@ -1,4 +1,4 @@
-"""Triton kernels for steps of SGD; called by the step of local SGD."""
+"""Triton kernels for steps of SGD; called by `sgd`."""
 
 import torch
 import triton
@@ -71,22 +71,22 @@ def take_step(
     gradients,
     velocities,
     copy,
-    training,
+    settings,
     learning_rate,
     *,
     is_first=False,
     start=None,
     num_going=None,
 ) -> None:
-    """Clip, decay, gather momentum and step, in two passes; see `local_sgd.take_step`."""
+    """Clip, decay, gather momentum and step, in two passes; see `sgd.take_step`."""
     num_models, num_values = weights.shape
     grid = (cdiv(num_values, BLOCK), num_models)
     stride = weights.stride(0)
     scales = None
-    if training.max_norm is not None:
+    if settings.max_norm is not None:
         sums = torch.empty(num_models, grid[0], dtype=torch.float32, device=weights.device)
         _square_sums[grid](gradients, sums, num_values, stride, BLOCK=BLOCK, num_warps=8)
-        scales = _scales(sums, training.max_norm)
+        scales = _scales(sums, settings.max_norm)
     _take_step[grid](
         weights,
         gradients,
@@ -97,8 +97,8 @@ def take_step(
         num_models if num_going is None else num_going,
         num_values,
         stride,
-        training.weight_decay,
-        training.momentum,
+        settings.weight_decay,
+        settings.momentum,
         learning_rate,
         IS_CLIPPED=scales is not None,
         IS_FIRST=is_first,

@@ -1,4 +1,6 @@
-"""Triton kernels that write the change of packed weights in torch's order; see `StackedModel`."""
+"""Triton kernels that write the change of packed weights in torch's order; called by `packing`."""
+
+from functools import lru_cache
 
 import torch
 import triton
@@ -71,6 +73,7 @@ def _subtract_tiles(
     tl.store(out + row * out_stride + at, before - after, mask=inside)
 
 
+@lru_cache(maxsize=16)
 def tables(slots, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the pieces that torch orders as packed, and the tiles of filters to transpose."""
     pieces, tiles = [], []
@@ -99,15 +102,10 @@ def tables(slots, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def write_changes(
-    vectors: Tensor,
-    runs: Tensor,
-    packed: Tensor,
-    out: Tensor,
-    rows: Tensor,
-    pieces: Tensor,
-    tiles: Tensor,
+    slots, vectors: Tensor, runs: Tensor, packed: Tensor, out: Tensor, rows: Tensor
 ) -> None:
     """Write ``vectors[runs]`` minus ``packed [models, packed_dim]`` into ``out[rows]``."""
+    pieces, tiles = tables(slots, packed.device)
     num_models = len(packed)
     given = (vectors, packed, out, runs, rows)
     strides = (vectors.stride(0), packed.stride(0), out.stride(0))

@@ -1,4 +1,4 @@
-"""Convolutions without im2col against those of torch in float64."""
+"""Convolutions of many models, with what follows them and their gradients, against torch's own."""
 
 from typing import Any
 
@@ -7,12 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outvote.ops import IS_INTERPRETED, convolution, is_for_kernels, load_kernels
-from outvote.training.fused_layers import Convolution
-from outvote.training.im2col import padded
+from outvote.ops.convolution import After, convolve, padded
+from outvote.training.fused_layers import Product
 
-# Triton's interpreter cannot multiply bfloat16.
-NARROW = torch.float16 if IS_INTERPRETED else torch.bfloat16
+DTYPES = [torch.float16, torch.float32, torch.float64]
 # Shape of the samples, filters, size, stride, padding.
 LAYERS = [
     ((2, 3, 8, 8, 16), 24, 3, 1, 1),
@@ -22,14 +20,6 @@ LAYERS = [
     ((1, 3, 8, 8, 16), 16, 1, 2, 0),
     ((2, 1, 6, 6, 88), 16, 1, 1, 0),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _needs_kernels(device: torch.device) -> None:
-    if not is_for_kernels(torch.empty(1, device=device)) or not load_kernels(
-        "outvote.ops.triton.convolution"
-    ):
-        pytest.skip("Triton runs on a GPU, or with TRITON_INTERPRET=1")
 
 
 def _drawn(*shape: int, seed: int) -> Tensor:
@@ -57,22 +47,24 @@ def _torch(images: Tensor, filters: Tensor, stride: int, padding: int) -> Tensor
     return torch.stack(found)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_it_is_the_convolution_of_torch(layer: Any, device: torch.device) -> None:
+def test_it_is_the_convolution_of_torch(
+    layer: Any, dtype: torch.dtype, device: torch.device
+) -> None:
     shape, num, size, stride, padding = layer
     images, filters = _layer(shape, num, size)
     wanted = _torch(images, filters, stride, padding)
-    narrow = images.to(NARROW).to(device)
-    weights = _packed(filters).to(NARROW).to(device)
-    assert convolution.is_readable(narrow)
-    found = convolution.convolve(narrow, weights, (size, stride, padding))
-    torch.testing.assert_close(found.cpu(), wanted.to(NARROW), rtol=0, atol=0)
+    given = images.to(dtype).to(device), _packed(filters).to(dtype).to(device)
+    found = convolve(*given, (size, stride, padding))
+    torch.testing.assert_close(found.cpu(), wanted.to(dtype), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("is_pooled", [False, True])
 @pytest.mark.parametrize("has_scale", [False, True])
-def test_what_follows_is_done_in_the_same_pass(
-    is_pooled: bool, has_scale: bool, device: torch.device
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_follows_is_that_of_torch(
+    is_pooled: bool, has_scale: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
     images, filters = _layer((2, 3, 6, 8, 16), 24, 3)
     scale, shift = _drawn(2, 24, seed=2) / 2, _drawn(2, 24, seed=3)
@@ -84,20 +76,18 @@ def test_what_follows_is_done_in_the_same_pass(
         wanted = F.max_pool2d(flat, 2).movedim(1, -1).unflatten(0, (2, 3))
     plus = _drawn(*wanted.shape[:-1], 40, seed=4)
     # Written beside the channels of others, and added to what is there.
-    whole = torch.full(plus.shape, 7.0, dtype=NARROW, device=device)
-    convolution.convolve_into(
-        whole[..., 8:32],
-        images.to(NARROW).to(device),
-        _packed(filters).to(NARROW).to(device),
-        (3, 1, 1),
-        scale=scale.float().to(device) if has_scale else None,
-        shift=shift.float().to(device),
-        plus=None if is_pooled else plus.to(NARROW).to(device)[..., 8:32],
+    whole = torch.full(plus.shape, 7.0, dtype=dtype, device=device)
+    after = After(
+        scale=scale.to(dtype).to(device) if has_scale else None,
+        shift=shift.to(dtype).to(device),
         relu=True,
         is_pooled=is_pooled,
+        plus=plus.to(dtype).to(device)[..., 8:32],
+        out=whole[..., 8:32],
     )
-    wanted = wanted if is_pooled else wanted + plus[..., 8:32]
-    torch.testing.assert_close(whole[..., 8:32].cpu(), wanted.to(NARROW), rtol=0, atol=0)
+    convolve(images.to(dtype).to(device), _packed(filters).to(dtype).to(device), (3, 1, 1), after)
+    wanted = wanted + plus[..., 8:32]
+    torch.testing.assert_close(whole[..., 8:32].cpu(), wanted.to(dtype), rtol=0, atol=0)
     assert bool((whole[..., :8] == 7).all())
     assert bool((whole[..., 32:] == 7).all())
 
@@ -105,17 +95,17 @@ def test_what_follows_is_done_in_the_same_pass(
 def test_models_may_share_their_images(device: torch.device) -> None:
     images, filters = _layer((3, 2, 6, 6, 8), 16, 3)
     shared = images[:1].expand_as(images)
-    found = convolution.convolve(
-        shared[:1].to(NARROW).to(device).expand_as(images),
-        _packed(filters).to(NARROW).to(device),
-        (3, 1, 1),
-    )
-    wanted = _torch(shared, filters, 1, 1).to(NARROW)
+    given = shared[:1].float().to(device).expand_as(images)
+    found = convolve(given, _packed(filters).float().to(device), (3, 1, 1))
+    wanted = _torch(shared, filters, 1, 1).float()
     torch.testing.assert_close(found.cpu(), wanted, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_its_gradients_are_those_of_torch(layer: Any, device: torch.device) -> None:
+def test_its_gradients_are_those_of_torch(
+    layer: Any, dtype: torch.dtype, device: torch.device
+) -> None:
     shape, num, size, stride, padding = layer
     images, filters = _layer(shape, num, size)
     exact = images.clone().requires_grad_(), filters.clone().requires_grad_()
@@ -123,32 +113,16 @@ def test_its_gradients_are_those_of_torch(layer: Any, device: torch.device) -> N
     outer = _drawn(*wanted.shape, seed=5)
     (wanted * outer).sum().backward()
 
-    given = images.to(NARROW).to(device).requires_grad_()
-    weights = _packed(filters).to(NARROW).to(device)
-    to_weight = torch.full_like(weights, torch.nan)
+    given = images.to(dtype).to(device).requires_grad_()
+    weights = _packed(filters).to(dtype).to(device)
+    targets = torch.full_like(weights, torch.nan), None
     anchor = torch.zeros((), requires_grad=True)
-    found = Convolution.apply(given, weights, to_weight, (size, stride, padding), anchor)
+    found = Product.apply(given, weights, None, targets, (size, stride, padding), anchor)
     (found.double() * outer.to(device)).sum().backward()
     assert given.grad is not None
     _close(given.grad, exact[0].grad)
     assert exact[1].grad is not None
-    _close(to_weight, _packed(exact[1].grad))
-
-
-def test_strips_add_up_to_the_gradient(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernels = load_kernels("outvote.ops.triton.convolution")
-    monkeypatch.setattr(kernels, "SHORTEST", 64)
-    images, _ = _layer((2, 5, 8, 8, 16), 24, 3)
-    outer = _drawn(2, 5, 8, 8, 24, seed=1)
-    filters = _drawn(2, 24, 16, 3, 3, seed=2).requires_grad_()
-    (_torch(images, filters, 1, 1) * outer).sum().backward()
-    target = torch.empty(2, 144, 24, dtype=NARROW, device=device)
-    given = images.to(NARROW).to(device), outer.to(NARROW).to(device)
-    convolution.weight_gradient(*given, target, (3, 1, 1))
-    assert filters.grad is not None
-    _close(target, _packed(filters.grad))
+    _close(targets[0], _packed(exact[1].grad))
 
 
 def _close(found: Tensor, wanted: Tensor | None) -> None:

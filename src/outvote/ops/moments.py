@@ -1,20 +1,19 @@
-"""Mean, standard deviation and distances of the honest clients in one pass over tiles.
+"""Mean, standard deviation, distances and extremes of some clients, in one pass over tiles.
 
 A tile of coordinates fits into the cache of a core, so that everything about it costs one pass
-over the gradients. Sums over coordinates are kept in float64 from tile to tile.
+over the rows. Sums over coordinates are kept in float64 from tile to tile.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import local
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from outvote.axes import Pairs, PerClient, PerCoordinate, Rows
-from outvote.ops import is_for_kernels, load_kernels
+from outvote.ops.door import backend
 from outvote.ops.pairs import long_products
 from outvote.ops.threads import mapped
 
@@ -24,12 +23,12 @@ TILE = {"cpu": 1 << 20, "cuda": 1 << 27}
 # Below and above, squares in float32 lose digits or overflow: such gradients are done in float64.
 SAFE_TOTAL = {torch.float32: 1e34, torch.float64: 1e240}
 SAFE_MEAN_SQUARE = {torch.float32: 1e-26, torch.float64: 0.0}
-# More clients than this do not fit into a tile of the kernel.
-MOST_IN_KERNEL = 1024
 # Matrix products work on blocks of rows; a block with less than this many is mostly wasted.
 BLOCK, FEW = 16, 4
 # From so many rows on it pays to take a quarter of the products from their mirror images.
 MANY = 40
+# Coordinates that a CPU works out together.
+PIECE = 1 << 16
 
 Toward = Callable[[PerCoordinate, PerCoordinate], PerCoordinate]
 # Some runs, and some coordinates.
@@ -47,7 +46,7 @@ class Measured:
     mean: PerCoordinate
     counts: Tensor
     is_used: Tensor | None = None
-    # Any: None unless wanted.
+    # Any: None unless request.
     spread: Any = None
     squared_norms: Any = None
     products: Any = None
@@ -55,7 +54,7 @@ class Measured:
     low: Any = None
     high: Any = None
     sums: Any = None
-    """``[runs, 2]``: the sums of the mean and of the squared spread, where a kernel added them."""
+    """``[runs, 2]``: the sums of the mean and of the squared spread, where a backend added them."""
 
     def sample_factor(self) -> Tensor:
         """Return what makes a sample standard deviation of a population one; 1 for one client."""
@@ -77,7 +76,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Request:
     """What to work out besides the mean."""
 
     spread: bool = False
@@ -93,29 +92,34 @@ class Wanted:
         return self.spread and (self.products or self.toward is not None)
 
 
-def measure(rows: Rows, is_used: Tensor | None, dtype: torch.dtype, wanted: Wanted) -> Measured:
-    """Measure ``rows [runs, clients, dim]``; `is_used [runs, clients]` marks those that count."""
+def measure(rows: Rows, is_used: Tensor | None, dtype: torch.dtype, request: Request) -> Measured:
+    """Measure ``rows [runs, clients, dim]``; `is_used [runs, clients]` marks those that count.
+
+    The results have the dtype, and sums over coordinates are float64. Rows that do not count may
+    hold anything, NaN too.
+    """
     num_runs, num_clients, dim = rows.shape
     mean = torch.empty(num_runs, dim, dtype=dtype, device=rows.device)
-    spread = torch.empty_like(mean) if wanted.spread else None
-    low, high = (torch.empty_like(mean) if wanted.extremes else None for _ in range(2))
-
+    spread = torch.empty_like(mean) if request.spread else None
+    low, high = (torch.empty_like(mean) if request.extremes else None for _ in range(2))
     scratch = Scratch()
-    kernels = _kernels_for(rows, dtype, wanted)
+    run = None
+    if rows.numel() > 0 and not request.extremes:
+        run = backend("moments", mean, num_clients)
 
     def work(tile: Tile) -> tuple[Tensor | None, ...]:
         runs, columns = tile
         used = None if is_used is None else is_used[runs]
         into = mean[tile], None if spread is None else spread[tile]
-        if kernels is not None:
-            return _measure_by_kernel(kernels, rows[runs, :, columns], used, into, wanted)
+        if run is not None:
+            return _measure_by(run, rows[runs, :, columns], used, into, request)
         values = rows[runs, :, columns].to(dtype)
         if low is not None and high is not None:
             _extremes(values, used, (low[tile], high[tile]), scratch)
-        return _measure_tile(values, used, into, wanted, scratch)
+        return _measure_tile(values, used, into, request, scratch)
 
-    # Without differences from the mean to keep, a kernel needs no memory and does all at once.
-    is_whole = kernels is not None and not wanted.keeps_differences()
+    # Without differences from the mean to keep, a backend needs no memory and does all at once.
+    is_whole = run is not None and not request.keeps_differences()
     cut = [(slice(num_runs), slice(dim))] if is_whole else tiles(rows)
     parts = mapped(work, cut, rows.device)
     norms, products, along_vector, sums = (
@@ -137,48 +141,36 @@ def measure(rows: Rows, is_used: Tensor | None, dtype: torch.dtype, wanted: Want
     )
 
 
-def _kernels_for(rows: Rows, dtype: torch.dtype, wanted: Wanted) -> ModuleType | None:
-    """Return the kernels that can measure these rows; None: torch does it."""
-    is_usable = (
-        is_for_kernels(rows)
-        and dtype == torch.float32
-        and not wanted.extremes
-        and 0 < rows.shape[1] <= MOST_IN_KERNEL
-        and rows.numel() > 0
-        and rows.stride(-1) == 1
-    )
-    return load_kernels("outvote.ops.triton.moments") if is_usable else None
-
-
-def _measure_by_kernel(
-    kernels: ModuleType,
+def _measure_by(
+    run: Callable[..., Any],
     values: Rows,
     is_used: Tensor | None,
     into: tuple[Tensor, Tensor | None],
-    wanted: Wanted,
+    request: Request,
 ) -> tuple[Tensor | None, ...]:
     """Measure in one read of the rows in use; their differences from the mean are a second pass."""
+    values = values if values.stride(-1) == 1 else values.contiguous()
     if is_used is None:
         is_used = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
     away = None
-    if wanted.keeps_differences():
+    if request.keeps_differences():
         away = torch.empty(values.shape, dtype=torch.float32, device=values.device)
-    sums, norms = kernels.moments(
+    sums, norms = run(
         values,
         is_used,
         into,
-        is_exact=wanted.is_exact,
-        has_norms=wanted.spread and wanted.norms and not wanted.products,
+        is_exact=request.is_exact,
+        has_norms=request.spread and request.norms and not request.products,
         away=away,
     )
     if away is None:
         return norms, None, None, sums
     mean, spread = into
     assert spread is not None
-    products = inner_products(away).double() if wanted.products else None
-    if wanted.toward is None:
+    products = inner_products(away).double() if request.products else None
+    if request.toward is None:
         return norms, products, None, sums
-    return norms, products, along(away, wanted.toward(mean, spread)).double(), sums
+    return norms, products, along(away, request.toward(mean, spread)).double(), sums
 
 
 class Scratch:
@@ -231,7 +223,7 @@ def _measure_tile(
     values: Rows,
     is_used: Tensor | None,
     into: tuple[Tensor, Tensor | None],
-    wanted: Wanted,
+    request: Request,
     scratch: Scratch,
 ) -> tuple[Tensor | None, ...]:
     mean, spread = into
@@ -243,7 +235,7 @@ def _measure_tile(
         torch.div(column_sums(values), count, out=mean)
         return None, None, None, None
     around, away = values, scratch.like(values, 0)
-    if wanted.is_exact:
+    if request.is_exact:
         # Sums of large numbers that differ little are rounded more than the mean need be.
         first = _first_rows(values, is_used)
         around = torch.sub(values, first, out=away)
@@ -251,18 +243,18 @@ def _measure_tile(
             _clear(around, is_used)
     middle = torch.div(column_sums(around), count, out=mean).unsqueeze(1)
     torch.sub(around, middle, out=away)
-    if wanted.is_exact:
+    if request.is_exact:
         mean += first.squeeze(1)
     if is_used is not None:
         _clear(away, is_used)
-    products = inner_products(away).double() if wanted.products else None
-    is_last = wanted.toward is None
+    products = inner_products(away).double() if request.products else None
+    is_last = request.toward is None
     squares = torch.mul(away, away, out=away if is_last else scratch.like(values, 1))
-    norms = squares.sum(dim=-1).double() if wanted.norms and products is None else None
+    norms = squares.sum(dim=-1).double() if request.norms and products is None else None
     torch.sqrt(column_sums(squares).div_(count), out=spread)
-    if wanted.toward is None:
+    if request.toward is None:
         return norms, products, None, None
-    return norms, products, along(away, wanted.toward(mean, spread)).double(), None
+    return norms, products, along(away, request.toward(mean, spread)).double(), None
 
 
 def _clear(values: Rows, is_used: Tensor) -> Rows:
@@ -347,3 +339,54 @@ def extreme(values: Rows, half: Rows, *, largest: bool) -> PerCoordinate:
             pick(best[:, 0], values[:, -1], out=best[:, 0])
         values = best
     return values[:, 0]
+
+
+def summed(
+    rows: Rows,
+    is_used: Tensor | None,
+    dtype: torch.dtype,
+    work: Callable[[Rows, Tile], Tensor],
+) -> Tensor:
+    """Add up over all tiles what `work` makes of the values of one; rows left out are 0."""
+
+    def one(tile: Tile) -> Tensor:
+        runs, columns = tile
+        values = rows[runs, :, columns].to(dtype)
+        if is_used is not None:
+            values = values.masked_fill(~is_used[runs].unsqueeze(-1), 0)
+        return work(values, tile)
+
+    cut = tiles(rows)
+    return add_up(cut, mapped(one, cut, rows.device), len(rows))
+
+
+def norm(vectors: Tensor) -> Tensor:
+    """Return Euclidean norms in float64; squares of large float32 numbers overflow."""
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1).double()
+    if vectors.dtype == torch.float64 or bool((norms.isfinite() & (norms > 1e-12)).all()):
+        return norms
+    exact: Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
+    return exact
+
+
+def distances(vectors: PerCoordinate, others: PerCoordinate) -> Tensor:
+    """Return the distances of vectors to others, per run, float64; in the precision of others."""
+    if vectors.device.type != "cpu":
+        return norm(vectors.to(others.dtype) - others)
+
+    # In pieces that stay in the cache.
+    def work(pieces: tuple[Tensor, Tensor]) -> Tensor:
+        vector, other = pieces
+        return norm(vector.to(other.dtype) - other)
+
+    pairs = zip(vectors.split(PIECE, dim=-1), others.split(PIECE, dim=-1), strict=True)
+    return norm(torch.stack(mapped(work, list(pairs)), dim=-1))
+
+
+def fill_between(into: Tensor, low: Tensor, width: Tensor, generator: torch.Generator) -> None:
+    """Draw every coordinate uniformly from low to low + width."""
+    # On a CPU in pieces that stay in the cache.
+    size = PIECE // 2 if into.device.type == "cpu" else max(1, len(into))
+    pieces = (part.split(size) for part in (into, width, low))
+    for some, reach, first in zip(*pieces, strict=True):
+        some.uniform_(generator=generator).mul_(reach).add_(first)

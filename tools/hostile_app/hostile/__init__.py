@@ -1,1 +1,0 @@
-"""A Flower app whose nodes train a linear classifier; hostile ones send everything wrong."""
