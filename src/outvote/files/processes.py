@@ -76,21 +76,17 @@ class Processes:
         all_of_them[self.rank] = own
         return self.sum(all_of_them)
 
-    def texts(self, own: str) -> list[str]:
-        """Return the text of every process."""
-        data = torch.tensor(list(own.encode()), dtype=torch.int32)
+    def objects(self, own: Any) -> list[Any]:
+        """Return the object (numbers, texts, lists, dicts) of every process."""
+        data = torch.tensor(list(json.dumps(own).encode()), dtype=torch.int32)
         lengths = self.gather(torch.tensor(len(data)))
         padded = torch.zeros(int(lengths.max()), dtype=torch.int32)
         padded[: len(data)] = data
         found = self.gather(padded).tolist()
         return [
-            bytes(text[:length]).decode()
+            json.loads(bytes(text[:length]))
             for text, length in zip(found, lengths.tolist(), strict=True)
         ]
-
-    def objects(self, own: Any) -> list[Any]:
-        """Return the object (numbers, texts, lists, dicts) of every process."""
-        return [json.loads(text) for text in self.texts(json.dumps(own))]
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -106,7 +102,7 @@ class Processes:
         except Exception as error:  # noqa: BLE001  (raised below)
             own = error
         fault = "" if own is None else str(own) or type(own).__name__
-        faults = self.texts(fault)
+        faults = self.objects(fault)
         if own is not None:
             raise own
         for rank, text in enumerate(faults):

@@ -115,7 +115,7 @@ def read_header(path: Path) -> Header:
     metadata = about.pop("__metadata__", {})
     entries = _read_entries(about, status.st_size - 8 - length)
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise UnusableFile("is not a valid safetensors file: its metadata is not text")
+        raise _invalid("its metadata is not text")
     starts = _check_offsets(about, entries)
     offsets = {name: 8 + length + start for name, start in starts.items()}
     return Header(entries, metadata, offsets, state_of(status))
@@ -188,23 +188,23 @@ def _check_offsets(about: dict[str, Any], entries: Sequence[tuple[str, Entry]]) 
     starts: dict[str, int] = {}
     for name, entry in entries:
         if prod(size for size in entry.shape if size) >= 2**63:
-            raise UnusableFile(f"is not a valid safetensors file: the shape of {shortened(name)!r}")
+            raise _invalid(f"the shape of {shortened(name)!r}")
         offsets = about[name].get("data_offsets")
         if not (
             isinstance(offsets, list)
             and len(offsets) == 2
             and all(type(offset) is int for offset in offsets)
         ):
-            raise UnusableFile(
-                f"is not a valid safetensors file: no offsets for {shortened(name)!r}"
-            )
+            raise _invalid(f"no offsets for {shortened(name)!r}")
         starts[name] = offsets[0]
     sizes = {name: entry.num_bytes for name, entry in entries}
     end = 0
     for name in sorted(starts, key=lambda name: (starts[name], sizes[name])):
         if about[name]["data_offsets"] != [end, end + sizes[name]]:
-            raise UnusableFile(
-                f"is not a valid safetensors file: wrong offsets for {shortened(name)!r}"
-            )
+            raise _invalid(f"wrong offsets for {shortened(name)!r}")
         end += sizes[name]
     return starts
+
+
+def _invalid(why: str) -> UnusableFile:
+    return UnusableFile(f"is not a valid safetensors file: {why}")

@@ -1,20 +1,18 @@
 """Aggregation over many processes: each holds some coordinates of all clients."""
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any, final
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from outvote.errors import warn_notes
 from outvote.files.aggregate_files import aggregate_clients
 from outvote.files.processes import Processes
 from outvote.files.sources import PartSource, open_source
 from outvote.files.streaming import StreamingAggregator
-from outvote.flat import FLOATS, to_float
+from outvote.flat import receive
 from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule
 from outvote.rules.sample_counts import COUNT_CAP
@@ -72,12 +70,12 @@ class ShardedRule:
         process. `layer_sizes` are those of all coordinates.
         """
         with self.processes.together():
-            values = shard if isinstance(shard, Tensor) else np.asarray(shard)
-        part, dim = self._part(tuple(values.shape))
+            received = receive(shard, "shard")
+        part, dim = self._part(tuple(received.rows.shape))
         with self.processes.together():
             aggregator = StreamingAggregator(
                 self.rule,
-                [PartSource(open_source(row), part.start, dim) for row in _floats(values)],
+                [PartSource(open_source(row), part.start, dim) for row in received.rows],
                 num_byzantine=num_byzantine,
                 byzantine_fraction=byzantine_fraction,
                 when_too_many=when_too_many,
@@ -93,7 +91,8 @@ class ShardedRule:
         update = torch.zeros(part.stop - part.start, dtype=torch.float64)
         for piece, vector in aggregator.update():
             update[piece.start - part.start : piece.stop - part.start] = vector
-        return replace(verdict, update=_like(values, update))
+        restored = received.restore(update.to(received.rows.device))
+        return replace(verdict, update=restored, notes=received.notes + verdict.notes)
 
     def __call__(self, shard: Any, **info: Any) -> Any:
         """Aggregate the shards; return this process's coordinates of the update.
@@ -104,65 +103,25 @@ class ShardedRule:
         warn_notes(verdict.notes, stacklevel=3)
         return verdict.update
 
-    def aggregate_files(  # noqa: PLR0913  (all that a round may have, by name)
-        self,
-        updates: PathLike | Sequence[PathLike],
-        *,
-        num_byzantine: int | None = None,
-        byzantine_fraction: float | None = None,
-        base: PathLike | None = None,
-        seed: int | None = None,
-        when_too_many: str = "raise",
-        sample_counts: Mapping[str, float] | None = None,
-        output: PathLike | None = None,
-        max_memory: int | str = "2GB",
-    ) -> Verdict:
+    def aggregate_files(self, updates: PathLike | Sequence[PathLike], **options: Any) -> Verdict:
         """Aggregate files as `outvote.aggregate_files` does, each process some of the coordinates.
 
-        All processes must see the files; the first one writes `output`, in full or not at all. The
-        verdict has no update.
+        Takes what that takes, but for the rule. All processes must see the files; the first one
+        writes `output`, in full or not at all. The verdict has no update.
         """
-        return aggregate_clients(
-            updates,
-            rule=self.rule,
-            base=base,
-            output=output,
-            sample_counts=sample_counts,
-            with_update=False,
-            num_byzantine=num_byzantine,
-            byzantine_fraction=byzantine_fraction,
-            seed=seed,
-            when_too_many=when_too_many,
-            max_memory=max_memory,
-            processes=self.processes,
-        ).verdict
+        found = aggregate_clients(
+            updates, rule=self.rule, with_update=False, processes=self.processes, **options
+        )
+        return found.verdict
 
     def _part(self, shape: tuple[int, ...]) -> tuple[slice, int]:
         """Return the coordinates of this process among all, and how many there are."""
         shapes = self.processes.objects(shape)
         for rank, each in enumerate(shapes):
-            if len(each) != 2 or each[0] != shapes[0][0] or not all(each):
+            if each[0] != shapes[0][0]:
                 raise ValueError(
                     "a shard must be [clients, own coordinates], with the same clients in all "
-                    f"processes and at least one coordinate, got {each} in process {rank} and "
-                    f"{shapes[0]} in process 0."
+                    f"processes, got {each} in process {rank} and {shapes[0]} in process 0."
                 )
         start = sum(each[1] for each in shapes[: self.processes.rank])
         return slice(start, start + shape[1]), sum(each[1] for each in shapes)
-
-
-def _floats(values: Any) -> Any:
-    """Promote integers, as rules do, and numbers that torch does not have."""
-    if isinstance(values, Tensor):
-        return values if values.dtype in FLOATS else values.double()
-    is_usual = values.dtype in (np.float16, np.float32, np.float64)
-    return values if is_usual else values.astype(np.float64)
-
-
-def _like(values: Any, update: Tensor) -> Any:
-    """Return the update in the kind, dtype and device of the values."""
-    kind = _floats(values)
-    if isinstance(kind, Tensor):
-        return to_float(update, kind.dtype).to(kind.device)
-    largest = np.finfo(kind.dtype).max
-    return update.numpy().clip(-largest, largest).astype(kind.dtype)

@@ -28,20 +28,12 @@ from outvote.rules.aggregate import (
     aggregate,
     check_clients,
     resolve_num_byzantine,
+    split_of_caller,
 )
-from outvote.rules.gas import GAS
 from outvote.rules.rule import Aggregation, Rule, known
 from outvote.rules.rule_spec import make_rule
 from outvote.rules.sample_counts import COUNT_CAP, check_cap, check_counts
-from outvote.rules.split import Split, explicit_split
-from outvote.rules.values import (
-    SUMMED_VALUES,
-    NeedsWholeRows,
-    Stream,
-    cut,
-    over_tiles,
-    row_facts,
-)
+from outvote.rules.values import SUMMED_VALUES, NeedsWholeRows, Stream, cut, over_tiles, row_facts
 from outvote.rules.verdict import Verdict
 from outvote.seeding import Seed, seed_from
 
@@ -130,7 +122,7 @@ class StreamingAggregator:
         check_cap(count_cap)
         self._counts = None if sample_counts is None else check_counts(sample_counts, len(sources))
         self._count_cap = count_cap
-        self._groups, self._split = groups, self._explicit(groups)
+        self._split = None if groups is None else split_of_caller(self.rule, groups, self.dim)
         self._on_progress = on_progress
         self.part = slice(0, self.dim)
         """The coordinates that this process reads."""
@@ -198,11 +190,6 @@ class StreamingAggregator:
         is_wide = any(source.dtype == torch.float64 for source in self.sources if source)
         return torch.float64 if is_wide else torch.float32
 
-    def _explicit(self, groups: Sequence[Sequence[int]] | None) -> Split | None:
-        if groups is not None and not isinstance(self.rule, GAS):
-            raise ValueError(f"groups= is for gas alone, got it for {self.rule}.")
-        return None if groups is None else explicit_split(groups, self.dim)
-
     def _open(self, source: Any, k: int) -> Source | None:
         try:
             if isinstance(source, UnusableFile):
@@ -249,12 +236,18 @@ class StreamingAggregator:
         flags = total.new_tensor([len(self._failed)])
         summed = self._processes.sum(torch.cat([total.flatten(), flags]))
         if summed[-1] != 0:
-            for failed in self._processes.objects(self._failed):
-                for k, reason in failed.items():
-                    self.reject(int(k), reason)
+            self._reject_in_all(self._failed)
             self._failed.clear()
             raise SourceFailed
         return summed[:-1].view(total.shape)
+
+    def _reject_in_all(self, failed: dict[int, str]) -> None:
+        """Reject whom this process or another one cannot read."""
+        for of_process in known(self._processes).objects(failed):
+            for k, reason in of_process.items():
+                # One that only others have: what differs is named later.
+                if int(k) < len(self.sources) and self.sources[int(k)] is not None:
+                    self.reject(int(k), reason)
 
     def share(self, processes: Processes, part: slice | None = None) -> None:
         """Share the coordinates with other processes, see `ShardedRule`; all do so together.
@@ -263,16 +256,8 @@ class StreamingAggregator:
         get the seed of the first.
         """
         self._processes = processes
-        reasons = {
-            k: self.reasons[client]
-            for k, client in enumerate(self.clients)
-            if client in self.reasons
-        }
-        for of_process in processes.objects(reasons):
-            for k, reason in of_process.items():
-                # One that only others have: what differs is named below.
-                if int(k) < len(self.sources) and self.sources[int(k)] is not None:
-                    self.reject(int(k), reason)
+        own = self.reasons
+        self._reject_in_all({k: own[who] for k, who in enumerate(self.clients) if who in own})
         wide = [source is not None and source.dtype == torch.float64 for source in self.sources]
         processes.check_same(
             rule=str(self.rule),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outvote.axes import Rows
 from outvote.errors import TooManyByzantine, check_choice
-from outvote.flat import Received, as_vector, receive, to_float
+from outvote.flat import as_vector, receive, to_float
 from outvote.ops.memory import on_device
 from outvote.ops.precision import plain_torch, work_dtype
 from outvote.rules.client_matrix import ClientMatrix
@@ -430,7 +430,7 @@ def one_round(  # noqa: PLR0913  (all that a round may have, by name)
         round=round,
         models=None if model is None else [received.to_vector(model)],
         layer_sizes=None if layer_sizes is None else tuple(layer_sizes),
-        split=None if groups is None else _explicit(rule, groups, received),
+        split=None if groups is None else split_of_caller(rule, groups, received.rows.shape[1]),
         sample_counts=counts,
         count_cap=count_cap,
         to_vector=received.to_vector,
@@ -509,7 +509,8 @@ def check_clients(clients: Sequence[Hashable] | None, num_clients: int) -> tuple
     return ids
 
 
-def _explicit(rule: Rule, groups: Sequence[Sequence[int]], received: Received) -> Split:
+def split_of_caller(rule: Rule, groups: Sequence[Sequence[int]], dim: int) -> Split:
+    """Return the partition that a caller gives; raise unless it is one, and the rule is gas."""
     if rule.name != "gas":
         raise ValueError(f"groups= is for gas alone, got it for {rule}; leave groups out.")
-    return explicit_split(groups, received.rows.shape[1])
+    return explicit_split(groups, dim)
