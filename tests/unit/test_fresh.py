@@ -9,7 +9,6 @@ import torch
 import outvote as ov
 from outvote.ops import memory as fresh
 from outvote.ops import native
-from outvote.ops.memory import kept_on_device, listed_later
 
 CPU = torch.device("cpu")
 MANY = fresh.SMALLEST_KEPT // 4
@@ -92,23 +91,3 @@ def test_memory_that_there_is_not_is_a_memory_error(monkeypatch):
     monkeypatch.setattr(fresh.mmap, "mmap", refuse)
     with pytest.raises(MemoryError, match="bytes for copies of gradients"):
         memory(MANY)
-
-
-def test_integers_that_are_kept_on_a_gpu_are_copied_once(device):
-    first = kept_on_device([[1, 2], [3, 4]], device)
-    again = kept_on_device([[1, 2], [3, 4]], device)
-    assert first.tolist() == again.tolist() == [[1, 2], [3, 4]]
-    assert (again is first) == (device.type == "cuda")
-    many = [list(range(200)), list(range(200))]
-    assert kept_on_device(many, device) is not kept_on_device(many, device)
-    if device.type == "cuda":
-        with torch.cuda.stream(torch.cuda.Stream(device)):
-            assert kept_on_device([[1, 2], [3, 4]], device) is not first
-
-
-def test_numbers_are_fetched_each_into_memory_of_its_own(device):
-    for _ in range(3):  # From the second time on, memory is used again.
-        values = [torch.tensor([k, k + 1.0], device=device) for k in range(4)]
-        later = [listed_later(each) for each in values]
-        assert [fetch() for fetch in later] == [[k, k + 1.0] for k in range(4)]
-        assert later[0]() == [0.0, 1.0]

@@ -34,7 +34,8 @@ def in_order(rows: Rows, orders: Orders | Tensor) -> Columns:
     if not isinstance(orders, Tensor):
         kernel = backend("in_order", rows, rows.shape[-2])
         if kernel is not None and all(isinstance(order, KeyedOrder) for order in orders):
-            return kernel(rows, orders)
+            copied: Columns = kernel(rows, orders)
+            return copied
         orders = torch.stack([order.index(rows.device) for order in orders])
     runs, num_clients, _ = rows.shape
     result = rows.new_empty(runs, num_clients, orders.shape[-1])
@@ -48,14 +49,6 @@ def in_order(rows: Rows, orders: Orders | Tensor) -> Columns:
     mapped(copy, list(product(range(runs), clients)), rows.device)
     columns: Columns = result.mT
     return columns
-
-
-def scattered(rows: Rows, orders: Orders | Tensor, sizes: Sizes) -> list[Columns]:
-    """Until nobody asks for it: see `in_order`."""
-    num_large, large, num_small, small = sizes
-    values, end = in_order(rows, orders), num_large * large
-    parts = (values[:, :end], num_large, large), (values[:, end:], num_small, small)
-    return [part.unflatten(1, (number, width)) for part, number, width in parts if number]
 
 
 def groups_at(positions: np.ndarray, sizes: Sizes) -> np.ndarray:

@@ -2,9 +2,8 @@
 
 import mmap
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any
 from weakref import finalize
 
@@ -99,73 +98,9 @@ def on_device(
     return torch.tensor(values, dtype=dtype, device="cpu").to(device, non_blocking=True)
 
 
-# More are rarely the same in two rounds.
-MOST_INTEGERS = 256
-
-
-def kept_on_device(values: Sequence[Any], device: torch.device) -> Tensor:
-    """Return integers on a device, which must not be written to: a few are used again.
-
-    In every round the same few lists say which runs and clients are meant, and to copy one to a GPU
-    takes the host longer than to start a kernel.
-    """
-    kept = _as_tuples(values)
-    size = sum(len(value) if isinstance(value, tuple) else 1 for value in kept)
-    if device.type != "cuda" or size > MOST_INTEGERS:
-        return on_device(values, device)
-    # A copy is complete for what is queued behind it alone, that is on the same stream.
-    stream = torch.cuda.current_stream(device).cuda_stream
-    return _kept_on_device(kept, device, stream)
-
-
-@lru_cache(maxsize=2048)
-def _kept_on_device(values: tuple[Any, ...], device: torch.device, stream: int) -> Tensor:
-    del stream
-    return on_device(values, device)
-
-
-def _as_tuples(values: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple([tuple(value) if isinstance(value, list) else value for value in values])
-
-
 def run_index(numbers: Sequence[int], device: torch.device) -> slice | Tensor:
     """Return the index of some runs: a slice, which copies nothing, if they are consecutive."""
     first, stop = numbers[0], numbers[0] + len(numbers)
     if list(numbers) == list(range(first, stop)):
         return slice(first, stop)
-    return kept_on_device(numbers, device)
-
-
-def listed_later(values: Tensor) -> Callable[[], list[float]]:
-    """Start to fetch numbers from a device; they are waited for when the result is called."""
-    if not values.is_cuda:
-        return lambda: list(values.tolist())
-    # To ask for memory that a GPU can write to, and for an event, takes longer than to fetch.
-    unused = _UNUSED.setdefault((values.device, values.dtype, values.shape), [])
-    try:
-        host, arrived = unused.pop()
-    except IndexError:
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        arrived = torch.cuda.Event()
-    host.copy_(values, non_blocking=True)
-    arrived.record(torch.cuda.current_stream(values.device))
-    found: list[list[float]] = []
-    own = [(host, arrived)]
-
-    def fetch() -> list[float]:
-        if not found:
-            arrived.synchronize()
-            found.append(host.tolist())
-            if len(_UNUSED) > MOST_KINDS:
-                _UNUSED.clear()
-            if len(unused) < MOST_UNUSED:
-                with suppress(IndexError):  # Another thread fetched the same.
-                    unused.append(own.pop())
-        return list(found[0])
-
-    return fetch
-
-
-# By device, dtype and shape: memory that numbers were fetched to, and events.
-_UNUSED: dict[tuple[torch.device, torch.dtype, torch.Size], list[tuple[Tensor, Any]]] = {}
-MOST_UNUSED, MOST_KINDS = 32, 256
+    return on_device(numbers, device)

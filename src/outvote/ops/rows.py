@@ -56,13 +56,15 @@ def as_shares(weights: PerClient) -> tuple[PerClient, Tensor]:
     4 then, which weights of 1 / 3 would round.
     """
     shares, divisors = [], []
-    for own in weights.tolist():  # On a CPU, faster than a dozen small steps of torch.
+    # On a CPU, faster than a dozen small steps of torch.
+    for own in weights.reshape(-1, weights.shape[-1]).tolist():
         largest, total = max(own) or 1.0, sum(own)
         relative = [weight / largest for weight in own]
         count = sum(relative) or 1.0
-        divisors.append([count if abs(total - 1) < SURELY_ONE else count / (total or 1.0)])
+        divisors.append(count if abs(total - 1) < SURELY_ONE else count / (total or 1.0))
         shares.append(relative)
-    return torch.tensor(shares, dtype=torch.float64), torch.tensor(divisors, dtype=torch.float64)
+    found = weights.new_tensor(shares), weights.new_tensor(divisors)
+    return found[0].view(weights.shape), found[1].view(*weights.shape[:-1], 1)
 
 
 def squared_distances_to_vector(columns: Columns, vector: PerCoordinate) -> PerClient:

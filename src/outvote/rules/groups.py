@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
-from outvote.ops.groups import are_sums_faster, pair_sums, scattered
+from outvote.ops.groups import are_sums_faster, in_order, pair_sums
 from outvote.ops.keyed_order import KeyedOrder, SortedOrder
 from outvote.ops.precision import exact_products
 from outvote.ops.threads import free_cores, mapped, once
@@ -154,8 +154,7 @@ class Groups:
             for order in self.split.orders
         ]
         if len(self.matrix.batch) == 1:
-            (values,) = scattered(columns.mT, orders, (1, self.matrix.dim, 0, 0))
-            return values.squeeze(1)
+            return in_order(columns.mT, orders)
         # What is split is itself a group: the same positions in every group of a run.
         index = torch.stack([order.index(columns.device) for order in orders]).long()
         return self.matrix.values.at(index.expand(len(columns), -1))
