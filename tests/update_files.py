@@ -3,6 +3,9 @@
 import torch
 from safetensors.torch import save_file
 
+from outvote.files.safetensors_file import Entry
+from outvote.files.tensor_writer import writing
+
 
 def updates_of(num_clients, dtype=torch.float32, seed=0):
     """Named gradients around 1, each with a counter."""
@@ -29,3 +32,11 @@ def fill(folder, updates):
 def status_of(result):
     """The status of every client, from the JSON of `outvote aggregate`."""
     return {row["client"]: row["status"] for row in result.json["clients"]}
+
+
+def write_tensors(path, tensors, metadata=None):
+    """Write named tensors as `outvote aggregate` writes its output."""
+    entries = {name: Entry(tuple(value.shape), value.dtype) for name, value in tensors.items()}
+    with writing(path, entries, metadata or {}) as writer:
+        for name, value in tensors.items():
+            writer.write(name, 0, value)

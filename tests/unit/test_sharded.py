@@ -12,7 +12,7 @@ import torch
 import outvote as ov
 from every_rule import EVERY_RULE
 from outvote.files import ShardedRule
-from outvote.files.tensor_writer import write_tensors
+from update_files import write_tensors
 
 WORKER = Path(__file__).parents[1] / "shard_worker.py"
 NUM_PROCESSES, NUM_CLIENTS, DIM = 4, 11, 2501
@@ -117,7 +117,7 @@ def write_updates(folder):
     for k in range(7):
         values = torch.randn(2000, generator=generator) + 5 * (k == 6)
         tensors = {"a": values[:900].view(30, 30).bfloat16(), "b": values[900:]}
-        write_tensors(folder / "updates" / f"{k}.safetensors", tensors | {"n": torch.tensor(k)}, {})
+        write_tensors(folder / "updates" / f"{k}.safetensors", tensors | {"n": torch.tensor(k)})
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from outvote.files import StreamingAggregator, streaming
 from outvote.files.safetensors_file import UnusableFile
 from outvote.files.sources import ArraySource, open_source
 from outvote.files.streaming import parse_memory
-from outvote.files.tensor_writer import write_tensors
 from outvote.ops.keyed_order import LARGEST_IN_PARTS, draw_order
+from update_files import write_tensors
 
 NUM_CLIENTS, DIM = 11, 2501
 IN_MEMORY_ONLY = {"fltrust", "foolsgold"}
@@ -171,7 +171,7 @@ def test_every_kind_of_source_is_the_same_vector(tmp_path):
     tensors = {"a": torch.tensor(row[:1000]).view(10, 100), "b": torch.tensor(row[1000:])}
     np.save(tmp_path / "row.npy", row)
     torch.save(tensors, tmp_path / "row.pt")
-    write_tensors(tmp_path / "row.safetensors", tensors | {"n": torch.tensor(3)}, {})
+    write_tensors(tmp_path / "row.safetensors", tensors | {"n": torch.tensor(3)})
     np.lib.format.open_memmap(tmp_path / "map.npy", "w+", np.float32, row.shape)[:] = row
     kinds = [
         row,
@@ -194,7 +194,7 @@ def test_every_kind_of_source_is_the_same_vector(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_narrow_floats_are_read_as_float32(tmp_path, dtype):
     values = torch.tensor(gradients()[0]).to(dtype)
-    write_tensors(tmp_path / "a.safetensors", {"w": values}, {})
+    write_tensors(tmp_path / "a.safetensors", {"w": values})
     out = torch.empty(DIM)
     open_source(tmp_path / "a.safetensors").read(0, out)
     assert torch.equal(out, values.float())
@@ -204,7 +204,7 @@ def test_sources_that_cannot_be_read_are_rejected_with_a_reason(tmp_path):
     rows = gradients()
     for name in ("a.npy", "a.pt", "a.safetensors"):
         (tmp_path / name).write_bytes(b"nothing of the kind")
-    write_tensors(tmp_path / "cut.safetensors", {"w": torch.ones(DIM)}, {})
+    write_tensors(tmp_path / "cut.safetensors", {"w": torch.ones(DIM)})
     cut = StreamingAggregator("median", [*rows, tmp_path / "cut.safetensors"])
     (tmp_path / "cut.safetensors").write_bytes(b"12345678")
     assert cut.verdict().rejected == [11]
@@ -469,7 +469,7 @@ def test_memory_stays_below_what_was_allowed(tmp_path, text):
     generator = torch.Generator().manual_seed(0)
     for k in range(16):
         values = torch.randn(1_500_000, generator=generator).bfloat16()
-        write_tensors(tmp_path / f"{k:02}.safetensors", {"w": values}, {})
+        write_tensors(tmp_path / f"{k:02}.safetensors", {"w": values})
     command = [sys.executable, "-c", MEASURE, str(tmp_path), text]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     # In float32 the gradients alone have 96 MB; they and their copies in memory more than 200.

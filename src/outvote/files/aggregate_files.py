@@ -1,9 +1,10 @@
 """Aggregates the files of many clients with a rule, and writes the new update or model."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -37,6 +38,7 @@ from outvote.scores import robust_z
 from outvote.server.replies import applied_nevertheless, why_too_few
 
 PathLike = str | os.PathLike[str]
+Write = Callable[[str, int, Tensor], None]
 
 
 def aggregate_files(  # noqa: PLR0913  (all that a round may have, by name)
@@ -211,7 +213,10 @@ class _Job:
         verdict = self.aggregator.verdict()
         note = self._check()
         counters = self._counters(verdict)
-        update = _InMemory(self._entries()) if with_update else None
+        update: Named | None = None
+        if with_update:
+            entries = self._entries.items()
+            update = {name: torch.empty(entry.shape, dtype=entry.dtype) for name, entry in entries}
         # At the end the file is there for all processes, or for none.
         with _together(self.processes):
             self._make(output, counters, update)
@@ -219,7 +224,7 @@ class _Job:
             note = f"{note}; {applied_nevertheless(verdict.base_num_byzantine)}"
             verdict = replace(verdict, notes=(*verdict.notes, note))
         return FilesResult(
-            verdict=replace(verdict, update=None if update is None else update.named),
+            verdict=replace(verdict, update=update),
             counters=list(counters),
             clients=self._records(verdict),
         )
@@ -244,7 +249,7 @@ class _Job:
             )
         return "" if fault is None else why_too_few(fault, "clients")
 
-    def _make(self, output: Path | None, counters: Named, update: "_InMemory | None") -> None:
+    def _make(self, output: Path | None, counters: Named, update: Named | None) -> None:
         """Take the update piece by piece, those of all processes in the first, and write it."""
         pieces = self.aggregator.update()
         if self.processes is not None:
@@ -253,9 +258,10 @@ class _Job:
             with self._opened(output, counters) as writer:
                 for piece, vector in pieces:
                     if update is not None:
-                        self._write(update, piece, vector)
+                        self._write(partial(_keep, update), self._entries, piece, vector)
                     if writer is not None:
-                        self._write(writer, piece, self._moved(piece, vector))
+                        moved = self._moved(piece, vector)
+                        self._write(writer.write, writer.entries, piece, moved)
         except (StoreError, FilesError):
             for _ in pieces if self.processes is not None else ():
                 pass  # The others send theirs until the end.
@@ -265,12 +271,16 @@ class _Job:
             if (config := most_common_config(used)) is not None:
                 write_config(output, config)
 
+    @property
     def _entries(self) -> dict[str, Entry]:
-        """Return the tensors of the update: as they were sent, or in the precision of the work."""
-        work = self._first.dtype
+        """The tensors of the update: as they were sent, or in the precision of the work.
+
+        With a base, differences need that; without one, an average of eight-bit numbers.
+        """
+        work, as_sent = self._first.dtype, FLOATS if self.base is None else ()
         return {
-            name: Entry(entry.shape, entry.dtype if self.base is None else work)
-            for name, entry in _written(self._first.entries)
+            name: entry if entry.dtype in as_sent else Entry(entry.shape, work)
+            for name, entry in self._first.entries
         }
 
     @property
@@ -283,7 +293,7 @@ class _Job:
         if output is None:
             yield None
             return
-        entries = dict(_written(self._first.entries) if self.base is None else self._first.entries)
+        entries = self._entries if self.base is None else dict(self._first.entries)
         entries |= {name: Entry(tuple(t.shape), t.dtype) for name, t in counters.items()}
         metadata = {"format": "pt"} if self.base is None else self.base.header.metadata
         with writing(output, entries, metadata) as writer:
@@ -302,9 +312,11 @@ class _Job:
             raise FilesError(f"the base {self.base.path} {error}, nothing was written") from error
         return start + vector
 
-    def _write(self, target: "TensorWriter | _InMemory", piece: slice, vector: Tensor) -> None:
+    def _write(
+        self, write: Write, entries: Mapping[str, Entry], piece: slice, vector: Tensor
+    ) -> None:
         for name, _, own, there in overlaps(self._first.entries, piece):
-            target.write(name, own.start, _narrowed(vector[there], target.entries[name].dtype))
+            write(name, own.start, _narrowed(vector[there], entries[name].dtype))
 
     def _counters(self, verdict: Verdict) -> Named:
         """Return the maximum over the kept clients of every tensor of integers."""
@@ -327,9 +339,8 @@ class _Job:
         copies = self.aggregator.copies
         records = []
         for k, client in enumerate(self.clients):
-            record: dict[str, Any] = {"client": client.name, "path": str(client.path)}
-            keys = ("score", "z", "share", "norm", "cosine")
-            record |= dict.fromkeys(keys) | {"status": "rejected"}
+            record: dict[str, Any] = dict.fromkeys(("score", "z", "share", "norm", "cosine"))
+            record |= {"client": client.name, "path": str(client.path), "status": "rejected"}
             if not client.reason:
                 share = None if shares is None else float(shares[k])
                 cosine = float(self.aggregator.cosines[k])
@@ -346,24 +357,9 @@ class _Job:
         return records
 
 
-class _InMemory:
-    """The update as named tensors."""
-
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
-        self.entries = entries
-        self.named = {name: torch.empty(e.shape, dtype=e.dtype) for name, e in entries.items()}
-
-    def write(self, name: str, start: int, values: Tensor) -> None:
-        """Take values of a tensor from the number `start` on."""
-        self.named[name].view(-1)[start : start + len(values)] = values
-
-
-def _written(entries: Sequence[tuple[str, Entry]]) -> list[tuple[str, Entry]]:
-    """Return the tensors of an update: an average of eight-bit numbers needs more bits."""
-    return [
-        (name, entry if entry.dtype in FLOATS else Entry(entry.shape, torch.float32))
-        for name, entry in entries
-    ]
+def _keep(named: Named, name: str, start: int, values: Tensor) -> None:
+    """Take values of a tensor from the number `start` on."""
+    named[name].view(-1)[start : start + len(values)] = values
 
 
 def _narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:

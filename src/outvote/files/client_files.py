@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from outvote.files.adapters import WEIGHTS, Config, config_fault, most_common_config, read_config
-from outvote.files.safetensors_file import Header, UnusableFile, read_header
+from outvote.files.safetensors_file import Header, UnusableFile
 from outvote.files.sources import MovedSource, SafetensorsSource, Source
 
 SUFFIX = ".safetensors"
@@ -93,18 +93,16 @@ def open_clients(
     """Open the files; with a base they are whole models, and updates are differences to it."""
     clients = [Client(name, path) for name, path in zip(client_ids(paths), paths, strict=True)]
     base = None if base_path is None else _open_base(base_path)
-    headers: dict[Path, Header] = {}
     for client in clients:
         with _reason_of(client):
-            headers[client.path] = read_header(client.path)
-    expected = most_common(list(headers.values())) if base is None else base.header
+            client.file = SafetensorsSource(client.path)
+    headers = [client.file.header for client in clients if client.file is not None]
+    expected = most_common(headers) if base is None else base.header
     for client in clients:
-        if client.path in headers and expected is not None:
-            with _reason_of(client):
-                if fault := headers[client.path].fault(expected):
-                    raise UnusableFile(fault)
-                client.config = read_config(client.path)
-                client.file = SafetensorsSource(client.path, headers[client.path])
+        with _reason_of(client):
+            if client.file is not None and (fault := client.file.header.fault(expected)):
+                raise UnusableFile(fault)
+            client.config = read_config(client.path)
     _check_configs([client for client in clients if not client.reason])
     return clients, base
 
@@ -115,15 +113,12 @@ def _check_configs(clients: Sequence[Client]) -> None:
     for client in clients:
         with _reason_of(client):
             if fault := config_fault(client.config, wanted):
-                client.file = None
                 raise UnusableFile(fault)
 
 
-def most_common(headers: Sequence[Header]) -> Header | None:
-    """Return the layout that most files have; None where there are no files."""
-    counts = Counter(header.entries for header in headers).most_common(2)
-    if not counts:
-        return None
+def most_common(headers: Sequence[Header]) -> Header:
+    """Return the layout that most files have; none where there are no files."""
+    counts = Counter(header.entries for header in headers).most_common(2) or [((), 0)]
     if len(counts) == 2 and counts[0][1] == counts[1][1]:
         fault = Header(counts[1][0]).fault(Header(counts[0][0]))
         raise FilesError(
@@ -164,7 +159,7 @@ def _is_same(first: Path, second: Path) -> bool:
 def _open_base(path: Path) -> SafetensorsSource:
     """Open the global model that the clients started from."""
     try:
-        base = SafetensorsSource(path, read_header(path))
+        base = SafetensorsSource(path)
         bad = base.first_not_finite(slice(0, base.size))
     except UnusableFile as error:
         raise ValueError(f"base {path} {error}; give the global model") from error
@@ -181,4 +176,4 @@ def _reason_of(client: Client) -> Iterator[None]:
     try:
         yield
     except UnusableFile as error:
-        client.reason = str(error)
+        client.reason, client.file = client.reason or str(error), None

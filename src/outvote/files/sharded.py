@@ -1,6 +1,5 @@
 """Aggregation over many processes: each holds some coordinates of all clients."""
 
-import os
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any, final
@@ -8,7 +7,7 @@ from typing import Any, final
 import torch
 
 from outvote.errors import warn_notes
-from outvote.files.aggregate_files import aggregate_clients
+from outvote.files.aggregate_files import PathLike, aggregate_clients
 from outvote.files.processes import Processes
 from outvote.files.sources import PartSource, open_source
 from outvote.files.streaming import StreamingAggregator
@@ -18,8 +17,6 @@ from outvote.rules.rule_spec import make_rule
 from outvote.rules.sample_counts import COUNT_CAP
 from outvote.rules.verdict import Verdict
 from outvote.seeding import Seed
-
-PathLike = str | os.PathLike[str]
 
 
 @final

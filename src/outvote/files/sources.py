@@ -15,14 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outvote.files.safetensors_file import (
-    FLOATS,
-    Entry,
-    Header,
-    UnusableFile,
-    read_header,
-    state_of,
-)
+from outvote.files.safetensors_file import FLOATS, Entry, UnusableFile, read_header, state_of
 from outvote.flat import LARGEST
 from outvote.text import shortened
 
@@ -109,7 +102,7 @@ def _open_file(path: Path) -> Source:
             return ArraySource(loaded)
         except (ValueError, RuntimeError) as error:
             raise UnusableFile(f"holds what is no tensor: {_first_line(error)}") from error
-    return SafetensorsSource(path, read_header(path))
+    return SafetensorsSource(path)
 
 
 def _check_dense(tensor: Tensor, name: str) -> None:
@@ -129,13 +122,14 @@ def _first_line(error: BaseException) -> str:
 class SafetensorsSource(Source):
     """The float tensors of a safetensors file, in the order of their names."""
 
-    def __init__(self, path: Path, header: Header) -> None:
-        """Take the path and the header that was read from it."""
-        self.path, self.header = path, header
-        self.entries = tuple(each for each in header.entries if each[1].dtype in FLOATS)
+    def __init__(self, path: Path) -> None:
+        """Read the header."""
+        self.path, self.header = path, read_header(path)
+        entries = self.header.entries
+        self.entries = tuple((name, entry) for name, entry in entries if entry.dtype in FLOATS)
         self.size = sum(entry.size for _, entry in self.entries)
         self.dtype = _work_dtype(entry.dtype for _, entry in self.entries)
-        self.counters = {name: entry for name, entry in header.entries if entry.dtype not in FLOATS}
+        self.counters = {name: entry for name, entry in entries if entry.dtype not in FLOATS}
         """The tensors of integers, which are not part of the vector."""
 
     def read(self, start: int, out: Tensor) -> None:
@@ -242,8 +236,7 @@ class ChunkSource(Source):
         for chunk in self._fresh():
             self.size += len(chunk)
             self.dtype = torch.promote_types(self.dtype, _work_dtype([chunk.dtype]))
-        self._next = 0
-        self._left = torch.empty(0)
+        self._next, self._left = self.size, torch.empty(0)
         self._iterator: Iterator[Tensor] = iter(())
 
     def _fresh(self) -> Iterator[Tensor]:
@@ -257,8 +250,6 @@ class ChunkSource(Source):
         """Take the next chunks; start again if these coordinates are over."""
         if start < self._next:
             self._next, self._left, self._iterator = 0, torch.empty(0), self._fresh()
-        elif self._next == 0 and not len(self._left):
-            self._iterator = self._fresh()
         stop = start + len(out)
         while self._next < stop:
             if not len(self._left):

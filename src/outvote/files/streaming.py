@@ -216,7 +216,6 @@ class StreamingAggregator:
         """Leave a client out from now on; the verdict is worked out again."""
         self.sources[k] = None
         self.reasons[self.clients[k]] = reason
-        self.norms[k] = np.nan
         self._found = None
 
     def fail(self, k: int, reason: str) -> None:

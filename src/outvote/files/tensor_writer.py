@@ -54,11 +54,3 @@ def writing(
     """Write a file that replaces `path` at the end; a failure is a StoreError."""
     with replacing(path, stays="what was there stays") as file:
         yield TensorWriter(file, entries, metadata)
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write named tensors whole or not at all; a failure is a StoreError."""
-    entries = {name: Entry(tuple(value.shape), value.dtype) for name, value in tensors.items()}
-    with writing(path, entries, metadata) as writer:
-        for name, value in tensors.items():
-            writer.write(name, 0, value)
