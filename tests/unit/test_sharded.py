@@ -133,6 +133,7 @@ def found(tmp_path_factory):
     no_seed = {"options": {"num_byzantine": 2}}
     cases["no seed"] = case("gas(median)", **no_seed)
     cases["another f"] = case("gas(median)", differs={"2": {"num_byzantine": 1}})
+    cases["another cap"] = case("mean", options=CAPPED, differs={"2": {"count_cap": 3}})
     for name, own in FAILS_IN_ONE.items():
         cases[name] = case("gas(median)", differs={"2": own})
         cases[f"after {name}"] = case("median")
@@ -207,6 +208,8 @@ def test_tensors_keep_their_dtype_and_the_first_process_draws_the_seed(found):
 def test_processes_that_differ_are_named(found):
     for each in found["another f"]:
         assert "same num_byzantine, got 3 in process 0 and 1 in process 2" in each["error"]
+    for each in found["another cap"]:
+        assert "same count_cap, got 1.5 in process 0 and 3 in process 2" in each["error"]
 
 
 @pytest.mark.parametrize("name", FAILS_IN_ONE)

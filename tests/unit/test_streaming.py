@@ -114,15 +114,6 @@ def test_hard_numbers_have_the_verdict_that_they_have_in_memory(case, text):
         assert_same(rule, rows.astype(np.float16), num_byzantine=f, seed=1)
 
 
-@pytest.mark.parametrize("cap", [1, 2.5, np.inf])
-def test_no_client_counts_more_than_the_cap(cap):
-    counts = [1] * 10 + [50]
-    found = assert_same(ov.Mean(), gradients(), seed=0, sample_counts=counts, count_cap=cap)
-    found = found.verdict()
-    assert found.weights[-1] == pytest.approx(min(cap, 50) / (10 + min(cap, 50)))
-    assert bool(found.notes) == (cap < np.inf)
-
-
 @pytest.mark.parametrize("inside", ["multi-krum", "median", "bulyan"])
 @pytest.mark.parametrize(
     "options", ["", "split=ceil, ", "split=contiguous, ", "num_groups=2501", "num_groups=1"]
