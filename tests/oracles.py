@@ -56,9 +56,17 @@ def squared_distance(a: Row, b: Row) -> float:
     return math.fsum((x - y) ** 2 for x, y in zip(a, b, strict=True))
 
 
+def ranked(score: float) -> float:
+    """A score with 40 significant bits: what differs by rounding alone is a tie."""
+    if not math.isfinite(score):
+        return score
+    fraction, exponent = math.frexp(score)
+    return math.ldexp(math.floor(fraction * 2**40 + 0.5), exponent - 40)
+
+
 def smallest(values: Sequence[float], count: int) -> list[int]:
     """Indices of the `count` smallest values; equal values: lowest index first (0.4)."""
-    order = sorted(range(len(values)), key=lambda i: (values[i], i))
+    order = sorted(range(len(values)), key=lambda i: (ranked(values[i]), i))
     return sorted(order[:count])
 
 

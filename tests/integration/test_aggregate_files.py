@@ -58,21 +58,13 @@ def test_with_a_base_the_output_is_the_new_model(folder, tmp_path):
         assert torch.equal(load_file(output)[name], tensor)
 
 
-def test_mistakes_are_value_errors(folder, tmp_path):
+def test_mistakes_are_value_errors(folder):
     with pytest.raises(ov.TooManyByzantine):
         ov.aggregate_files(folder, rule="bulyan", num_byzantine=3)
-    assert (
-        ov.aggregate_files(
-            folder, rule="bulyan", num_byzantine=3, when_too_many="lower"
-        ).num_byzantine
-        == 1
-    )
     with pytest.raises(ValueError, match="no file matches"):
-        ov.aggregate_files(tmp_path / "*.none", rule="median")
+        ov.aggregate_files(folder / "*.none", rule="median")
     with pytest.raises(ValueError, match="is one of the input files"):
         ov.aggregate_files(folder, rule="median", output=folder / "client-1.safetensors")
-    with pytest.raises(ValueError, match="'medin'"):
-        ov.aggregate_files(folder, rule="medin")
 
 
 def test_a_bad_file_lowers_nothing(tmp_path):
@@ -132,7 +124,9 @@ def test_lora_adapters_are_named_by_their_folders_and_come_out_as_one(tmp_path, 
     write_adapters(tmp_path / "nodes")
     changed = tmp_path / "nodes" / "node-2" / "adapter_config.json"
     changed.write_text(json.dumps(LORA | {"lora_alpha": 800}))
-    (tmp_path / "nodes" / "node-3" / "adapter_config.json").write_text("{")
+    deep = json.dumps(LORA)[:-1] + ', "deep": ' + "[" * 600 + "]" * 600 + "}"
+    for node, text in (("node-3", "{"), ("node-4", deep)):
+        (tmp_path / "nodes" / node / "adapter_config.json").write_text(text)
     merged = tmp_path / "merged"
     merged.mkdir()
     found = aggregate_clients(
@@ -144,14 +138,13 @@ def test_lora_adapters_are_named_by_their_folders_and_come_out_as_one(tmp_path, 
     assert reasons == {
         "node-2": "adapter_config.json has lora_alpha 800 instead of 8",
         "node-3": "adapter_config.json is not JSON",
+        "node-4": "adapter_config.json has more than 500 lists and objects",
     }
     config = json.loads((merged / "adapter_config.json").read_text())
     assert {key: config[key] for key in ("r", "lora_alpha")} == {"r": 4, "lora_alpha": 8}
     assert config["inference_mode"] is False
-    kept = [
-        load_file(tmp_path / "nodes" / f"node-{k}" / "adapter_model.safetensors")
-        for k in (0, 1, 4, 5)
-    ]
+    paths = [tmp_path / "nodes" / f"node-{k}" / "adapter_model.safetensors" for k in (0, 1, 5)]
+    kept = [load_file(path) for path in paths]
     written = load_file(merged / "adapter_model.safetensors")
     for name, values in written.items():
         wanted = torch.stack([each[name].float() for each in kept]).mean(dim=0)
@@ -170,17 +163,6 @@ def test_one_client_does_not_choose_the_configuration_of_the_output(tmp_path):
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "ours"
     assert "auto_mapping" not in config
-
-
-def test_a_configuration_that_nests_without_end_is_refused(tmp_path):
-    write_adapters(tmp_path / "nodes")
-    deep = json.dumps(LORA)[:-1] + ', "deep": ' + "[" * 600 + "]" * 600 + "}"
-    (tmp_path / "nodes" / "node-0" / "adapter_config.json").write_text(deep)
-    output = tmp_path / "adapter_model.safetensors"
-    verdict = ov.aggregate_files(
-        tmp_path / "nodes" / "*", rule="median", num_byzantine=1, output=output
-    )
-    assert verdict.rejected == ["node-0"]
 
 
 def test_integer_tensors_without_numbers_are_written(tmp_path):

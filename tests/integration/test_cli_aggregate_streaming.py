@@ -2,12 +2,10 @@
 
 import os
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import outvote as ov
 from command_line import run
 from outvote.files import sources, streaming
 from outvote.results.audit_log import read_audit, read_manifest
@@ -35,22 +33,6 @@ def models(num_clients=9, dtype=torch.float32):
     for name in shapes:
         rows[-1][name] += 2
     return [{name: value.to(dtype) for name, value in row.items()} for row in rows]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_many_chunks_give_the_update_of_the_rule_in_memory(capsys, folder, dtype):
-    updates = models(dtype=dtype)
-    fill(folder, updates)
-    output = folder.parent / "out.safetensors"
-    words = ["aggregate", folder, "--rule", RULE, "--num-byzantine", 1, "--seed", 3, "-o", output]
-    result = run(capsys, *words, "--json")
-    same = ov.make_rule(RULE).inspect(updates, num_byzantine=1, seed=3)
-    assert [row["score"] for row in result.json["clients"]] == pytest.approx(same.scores, rel=1e-6)
-    assert status_of(result)["client-8"] == "dropped"
-    assert result.json["clients"][8]["z"] > 10
-    for name, tensor in load_file(output).items():
-        assert tensor.dtype == dtype
-        assert torch.allclose(tensor.float(), same.update[name].float(), rtol=1e-2, atol=1e-6)
 
 
 def test_eight_bit_floats_become_an_update_of_32_bits_or_a_model_of_8(capsys, folder):
@@ -125,41 +107,3 @@ def test_copies_are_named(capsys, folder):
     reasons = {row["client"]: row["reason"] for row in run(capsys, *words).json["clients"]}
     assert reasons["client-4"] == "the same update as client-1"
     assert sum(map(bool, reasons.values())) == 1
-
-
-def test_too_little_memory_and_rules_that_need_whole_gradients_are_one_line(
-    capsys, folder, monkeypatch
-):
-    fill(folder, models())
-    output, mine = folder.parent / "out.safetensors", folder.parent / "mine.py"
-    mine.write_text(
-        "import outvote\n"
-        "class First(outvote.VectorRule):\n"
-        "    def max_byzantine(self, num_clients): return num_clients - 1\n"
-        "    def aggregate(self, rows, num_byzantine): return rows[0]\n"
-    )
-    words = ["aggregate", folder, "--num-byzantine", 1, "-o", output]
-    run(capsys, *words, "--rule", RULE, "--max-memory", "1MB").assert_fails(2, "--max-memory")
-    monkeypatch.setattr(streaming, "PROGRAM_BYTES", 3_000_000_000)
-    run(capsys, *words, "--rule", f"{mine}:First").assert_fails(2, "cannot be streamed")
-    assert not output.exists()
-
-
-def test_the_adapter_files_of_peft_work_as_they_are(capsys, tmp_path):
-    generator = torch.Generator().manual_seed(0)
-    prefix = "base_model.model.layers.0.self_attn.q_proj.lora_"
-    for k in range(6):
-        own = {
-            f"{prefix}A.weight": torch.randn(8, 64, generator=generator),
-            f"{prefix}B.weight": torch.randn(64, 8, generator=generator) + (9 if k == 5 else 0),
-        }
-        (tmp_path / f"client-{k}").mkdir()
-        save_file(own, tmp_path / f"client-{k}" / "adapter_model.safetensors", {"format": "pt"})
-    output = tmp_path / "adapter_model.safetensors"
-    files = f"{tmp_path}/client-*/adapter_model.safetensors"
-    words = ["aggregate", files, "--rule", "gas(median)", "--num-byzantine", 1, "-o", output]
-    result = run(capsys, *words, "--json")
-    assert [row["status"] for row in result.json["clients"]] == ["kept"] * 5 + ["dropped"]
-    found = load_file(output)
-    assert sorted(found) == [f"{prefix}A.weight", f"{prefix}B.weight"]
-    assert np.isfinite(found[f"{prefix}B.weight"].numpy()).all()

@@ -1,23 +1,14 @@
 """Runs aggregated together get what each gets alone."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
-from outvote.ops.distances import CancellationCheck
 
 import outvote as ov
-import outvote.rules.aggregate
-import outvote.rules.groups
-from outvote.ops import is_for_kernels
-from outvote.rules.aggregate import aggregate, aggregate_later
+from outvote.rules.aggregate import Batch
+from outvote.rules.aggregate import aggregate as aggregate_batch
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.groups import SplitAhead
-from outvote.rules.rule import RoundInfo
-from outvote.rules.split import IndexBlock, Split
-from outvote.rules.values import UsualRows, are_looked_at_later, row_facts
-from outvote.seeding import RandomStream
+from outvote.rules.values import row_facts
 
 SPECS = [
     "mean",
@@ -43,6 +34,10 @@ SPECS = [
     "bucketing(gas(bulyan, num_groups=4), size=2)",
     "gas(dnc, num_groups=2, split=ceil)",
 ]
+
+
+def aggregate(rule, rows, **given):
+    return aggregate_batch(rule, Batch(gradients=rows, **given))
 
 
 def gradients(device):
@@ -147,22 +142,6 @@ def test_neighbours_that_are_all_copies_are_averaged_to_the_copy(inside, device)
     found = ov.make_rule(f"nnm({inside})").inspect(rows, num_byzantine=2, seed=0)
     assert torch.equal(found.update, rows[0])
     assert float(found.weights.sum()) == pytest.approx(1, abs=1e-14)
-
-
-def test_groups_and_averages_are_as_long_as_the_clients_at_most(device, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        ClientMatrix,
-        "sums_of_smallest_distances",
-        lambda matrix, _: seen.append(matrix.largest_norm) or matrix.squared_distances.sum(dim=-1),
-    )
-    rows = torch.randn(1, 5, 40, generator=torch.Generator().manual_seed(6)).to(device)
-    longest = float(torch.linalg.vector_norm(rows.double(), dim=-1).max())
-    for spec in ("gas(multi-krum, num_groups=4)", "gas(nnm(krum), num_groups=4)", "nnm(krum)"):
-        aggregate(ov.make_rule(spec), rows, num_byzantine=[1], seeds=[1])
-        assert seen
-        assert seen == pytest.approx([longest] * len(seen))
-        seen.clear()
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -425,111 +404,18 @@ def test_a_round_looks_at_the_rows_once_for_all_rules(monkeypatch):
     assert looked == [(6, 5)] * 2
 
 
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_the_average_of_copies_is_the_copy_to_the_last_bit(kind, device):
+def test_the_average_of_copies_is_the_copy_to_the_last_bit(device):
     rows = torch.randn(3, 4, 50, generator=torch.Generator().manual_seed(1)).to(device)
     rows[0, 1:] = rows[0, :1]
     rows[1, 3] = rows[1, 2]
     originals = torch.tensor([[0, 0, 0, 0], [0, 1, 2, 2], [0, 1, 2, 3]], device=device)
-    matrix = ClientMatrix.from_rows(
-        rows, torch.zeros(3, dtype=torch.long, device=device), originals
-    )
-    # Which way is taken depends on the device that the matrix names.
-    matrix.device = torch.device(kind)
+    matrix = ClientMatrix.from_rows(rows, originals=originals)
     weights = torch.tensor([[1, 1, 1, 0], [0, 0, 3, 3], [1, 1, 0, 0]], device=device).double()
     weights /= weights.sum(dim=-1, keepdim=True)
     vector = matrix.vector(ov.Aggregation(weights=weights))
     assert torch.equal(vector[0], rows[0, 0])
     assert torch.equal(vector[1], rows[1, 2])
     torch.testing.assert_close(vector[2], rows[2, :2].mean(dim=0))
-
-
-@pytest.fixture
-def counting(monkeypatch):
-    """Count inexact distances on a CPU too, as on a GPU, and note what was found."""
-    found = []
-    has_failed = CancellationCheck.has_failed
-
-    def noted(check):
-        found.append(has_failed(check))
-        return found[-1]
-
-    def copied_now(values):
-        copy = values.tolist()
-        return lambda: copy
-
-    monkeypatch.setattr(CancellationCheck, "has_failed", noted)
-    monkeypatch.setattr("outvote.rules.aggregate.new_check", CancellationCheck)
-    # A GPU copies a number when it is asked for, whatever is counted afterwards.
-    monkeypatch.setattr("outvote.ops.distances.listed_later", copied_now)
-    return found
-
-
-def near(rows):
-    """Two clients that differ by so little that products of float32 are the same."""
-    rows = rows.float()
-    rows[:, 1] = rows[:, 0] + 1e-6 * rows[:, 2]
-    return rows
-
-
-@pytest.mark.parametrize("is_near", [False, True])
-@pytest.mark.parametrize("spec", SPECS)
-def test_distances_that_are_checked_later_give_the_same(
-    spec, is_near, device, counting, monkeypatch
-):
-    rule = ov.make_rule(spec)
-    rows, is_present = gradients(device)
-    rows = near(rows) if is_near else rows
-    calls = {"num_byzantine": [1, 2, 1, 0, 1, 1], "seeds": [1, 2, 3, 4, 5, 6]}
-    calls["is_present"] = is_present
-    later = aggregate(rule, rows, **calls)
-    monkeypatch.undo()
-    at_once = aggregate(rule, rows, **calls)
-    assert torch.equal(later.vector, at_once.vector)
-    assert torch.equal(later.scores, at_once.scores)
-    assert len(counting) == 1
-
-
-def test_distances_are_looked_at_when_the_result_is_asked_for(counting, device):
-    rows = torch.randn(1, 7, 3000, generator=torch.Generator().manual_seed(1)).to(device)
-    rows[0, 0] *= 5  # Far from the central client.
-    rows = near(rows)
-    rule = ov.make_rule("multi-krum")
-    finish = aggregate_later(rule, rows, num_byzantine=[1], seeds=[0])
-    assert counting == []
-    exact = aggregate(rule, rows.double(), num_byzantine=[1], seeds=[0])
-    torch.testing.assert_close(finish().vector.double(), exact.vector, rtol=1e-5, atol=1e-6)
-    assert counting[-1]
-
-
-@dataclass(frozen=True)
-class RefusesEqual(ov.Rule):
-    """A rule of a user that does not bear two clients at the same place."""
-
-    name = "refuses-equal"
-
-    def max_byzantine(self, num_clients):
-        return num_clients - 1
-
-    def compute(self, matrix, info):
-        far = matrix.squared_distances
-        off_diagonal = far + torch.eye(far.shape[-1], dtype=far.dtype, device=far.device)
-        if bool((off_diagonal <= 0).any()):
-            raise ValueError("two clients are equal")
-        weights = torch.ones(*matrix.batch, matrix.num_clients, dtype=torch.float64)
-        return ov.Aggregation(weights=weights.to(matrix.device) / matrix.num_clients)
-
-
-def test_an_error_that_came_from_inexact_distances_is_none(counting, device):
-    rows = torch.randn(1, 4, 500, generator=torch.Generator().manual_seed(0)).to(device)
-    rows[0, 0] *= 5  # Far from the central client.
-    rows[0, 1] = rows[0, 0] * (1 + 2.0**-23)  # The next number: no product of float32 differs.
-    found = aggregate(RefusesEqual(), rows, num_byzantine=[1], seeds=[0])
-    torch.testing.assert_close(found.vector, rows.mean(dim=1))
-    assert counting == [True]
-    rows[0, 1] = rows[0, 0]
-    with pytest.raises(ValueError, match="two clients are equal"):
-        aggregate(RefusesEqual(), rows, num_byzantine=[1], seeds=[0])
 
 
 def simulated(rules, num_byzantine):
@@ -549,62 +435,6 @@ def simulated(rules, num_byzantine):
         device="cpu",
         output=None,
     ).to_frame()
-
-
-def test_a_stack_redoes_a_rule_with_inexact_distances(monkeypatch):
-    checks = []
-
-    def compute(*given, **named):
-        checks.append(given[4])
-        return plain(*given, **named)
-
-    plain = outvote.rules.aggregate._compute
-    monkeypatch.setattr("outvote.rules.aggregate._compute", compute)
-    rules = ["mean", "multi-krum", "gas(krum, num_groups=3)"]
-    at_once = simulated(rules, num_byzantine=3)
-    assert checks == [None] * 6
-
-    class Failed(CancellationCheck):
-        def has_failed(self):
-            return True
-
-    monkeypatch.setattr("outvote.rules.aggregate.new_check", Failed)
-    checks.clear()
-    redone = simulated(rules, num_byzantine=3)
-    # In each round, all rules are begun before one is finished.
-    assert [check is None for check in checks] == ([False] * 3 + [True] * 3) * 2
-    assert redone["accuracy"].equals(at_once["accuracy"])
-    assert redone["loss"].equals(at_once["loss"])
-    assert redone["deviation"].equals(at_once["deviation"])
-
-
-@pytest.mark.parametrize("f", [[2, 2], [1, 2], [2, 1]])
-def test_what_is_inexact_in_any_runs_is_found(f, counting, device):
-    rows = torch.randn(2, 12, 2000, generator=torch.Generator().manual_seed(0))
-    # Around the central client, which is far from all others of its run, their distances cancel.
-    offset = 1e4 * torch.randn(2000, generator=torch.Generator().manual_seed(1))
-    rows[1] = rows[1] * torch.linspace(1, 1.5, 12).unsqueeze(-1) + offset
-    rows[1, 0] = -offset / offset.norm() * rows[1].norm(dim=-1).median()
-    found = aggregate(ov.make_rule("krum"), rows.to(device), num_byzantine=f, seeds=[1, 2])
-    assert counting == [True]
-    alone = aggregate(ov.make_rule("krum"), rows[1:].to(device), num_byzantine=f[1:], seeds=[2])
-    assert torch.equal(found.weights[1], alone.weights[0])
-
-
-def test_a_count_that_was_fetched_before_more_was_counted_is_fetched_again(device, counting):
-    check = CancellationCheck(device)
-    check.fetch()
-    check.add(torch.ones(3, dtype=torch.bool, device=device))
-    assert check.has_failed()
-    check.fetch()
-    assert check.has_failed()
-
-
-def test_mixed_clients_in_groups_do_not_count_as_inexact(counting, device):
-    rows = torch.randn(1, 20, 900, generator=torch.Generator().manual_seed(0)).to(device)
-    rule = ov.make_rule("gas(nnm(krum), num_groups=4)")
-    aggregate(rule, rows, num_byzantine=[4], seeds=[0])
-    assert counting == [False]
 
 
 @pytest.mark.parametrize("spec", ["median", "multi-krum", "gas(multi-krum)", "gas(median)"])
@@ -631,59 +461,6 @@ def _kinds_of_rows(kind, device):
     return rows.to(device)
 
 
-@pytest.mark.parametrize("kind", ["usual", "copies", "not finite", "tiny"])
-@pytest.mark.parametrize("spec", ["gas(multi-krum, num_groups=9)", "gas(median, num_groups=300)"])
-def test_a_split_made_ahead_gives_the_same(spec, kind, device, monkeypatch):
-    rule, rows = ov.make_rule(spec), _kinds_of_rows(kind, device)
-    made = []
-
-    def split_ahead(*asked, **named):
-        made.append(outvote.rules.groups.split_ahead(*asked, **named))
-        return made[-1]
-
-    monkeypatch.setattr("outvote.rules.aggregate.split_ahead", split_ahead)
-    ahead = aggregate(rule, rows, **ONE)
-    assert [found is not None for found in made] == [True] * is_for_kernels(rows)
-    monkeypatch.setattr("outvote.rules.aggregate.split_ahead", lambda *_, **__: None)
-    later = aggregate(rule, rows, **ONE)
-    torch.testing.assert_close(ahead.vector, later.vector, rtol=1e-6, atol=0)
-    torch.testing.assert_close(ahead.scores, later.scores, rtol=1e-6, atol=0)
-    with_facts = aggregate(rule, rows, facts=row_facts(rows), **ONE)
-    torch.testing.assert_close(with_facts.scores, later.scores, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("other", ["how", "number", "seed", "none"])
-def test_a_split_made_ahead_is_taken_where_it_is_asked_for(other, device):
-    rows = _kinds_of_rows("usual", device)
-    stream = RandomStream((3,))
-    index = torch.arange(1001, device=device).view(1, 7, 143)
-    marked = SplitAhead(("balanced", 7, stream), Split((IndexBlock(index),)), rows)
-    matrix = ClientMatrix.from_rows(rows, ahead=marked)
-    how = "ceil" if other == "how" else "balanced"
-    info = RoundInfo(num_byzantine=1, stream=RandomStream((4,)) if other == "seed" else stream)
-    groups = matrix.split(how, 8 if other == "number" else 7, info)
-    assert (groups.split is marked.split) == (other == "none")
-
-
-def test_the_results_are_put_together_before_a_gpu_is_waited_for(counting, device, monkeypatch):
-    merged = []
-    merge = outvote.rules.aggregate._merged
-
-    def noted(*given, **named):
-        merged.append(len(counting))
-        return merge(*given, **named)
-
-    monkeypatch.setattr("outvote.rules.aggregate._merged", noted)
-    aggregate(ov.make_rule("multi-krum"), _kinds_of_rows("usual", device), **ONE)
-    assert (merged, counting) == ([0], [False])
-
-
-@pytest.fixture(autouse=True)
-def _usual_before(monkeypatch):
-    """Begin every test as after a call with usual rows."""
-    monkeypatch.setattr(outvote.rules.values._LAST, "were_usual", True)
-
-
 LATER = ["gas(multi-krum, num_groups=9)", "krum", "rfa"]
 KINDS = ["usual", "copies", "not finite", "tiny", "huge", "near", "all zero", "none finite"]
 
@@ -699,93 +476,6 @@ def _unusual_rows(kind, device):
     if kind == "none finite":
         rows.fill_(torch.nan)
     return rows
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("spec", LATER)
-def test_rows_that_are_looked_at_later_give_the_same(spec, kind, device, monkeypatch):
-    rule, rows = ov.make_rule(spec), _unusual_rows(kind, device)
-    looked = []
-
-    class Noted(UsualRows):
-        def are_usual(self):
-            looked.append(super().are_usual())
-            return looked[-1]
-
-    monkeypatch.setattr("outvote.rules.aggregate.UsualRows", Noted)
-    later = aggregate(rule, rows, **ONE)
-    assert looked == [kind in {"usual", "near"}] * is_for_kernels(rows)
-    monkeypatch.setattr("outvote.rules.aggregate.are_looked_at_later", lambda *_: False)
-    at_first = aggregate(rule, rows, **ONE)
-    assert torch.equal(later.vector, at_first.vector)
-    assert torch.equal(later.scores, at_first.scores)
-    assert torch.equal(later.weights, at_first.weights)
-    assert torch.equal(later.is_rejected, at_first.is_rejected)
-    assert (later.num_byzantine, later.notes) == (at_first.num_byzantine, at_first.notes)
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
-@pytest.mark.parametrize("kind", ["copies", "not finite", "tiny", "huge"])
-def test_after_unusual_rows_the_next_ones_are_looked_at_first(kind, device):
-    rule, usual = ov.make_rule("krum"), _kinds_of_rows("usual", device)
-    aggregate(rule, _unusual_rows(kind, device), **ONE)
-    assert not outvote.rules.values._LAST.were_usual
-    assert not are_looked_at_later(rule, usual)
-    aggregate(rule, usual, **ONE)
-    assert outvote.rules.values._LAST.were_usual
-    assert are_looked_at_later(rule, usual) == is_for_kernels(usual)
-
-
-class Foreign(ov.Krum.__bases__[0]):
-    """A rule from outside the library with the name of one inside."""
-
-    name = "krum"
-
-    def max_byzantine(self, num_clients):
-        return 0
-
-    def weigh(self, matrix, info):
-        return ov.Aggregation(weights=torch.ones(1, matrix.num_clients))
-
-
-@pytest.mark.parametrize(
-    ("rule", "is_later"),
-    [
-        (ov.make_rule("gas(krum)"), True),
-        (ov.make_rule("median"), False),
-        (ov.make_rule("gas(median)"), False),
-        (ov.make_rule("gas(nnm(krum))"), False),
-        (Foreign(), False),
-        (ov.GAS(Foreign()), False),
-    ],
-)
-def test_rules_that_may_see_what_is_not_finite(rule, is_later, device):
-    rows = _kinds_of_rows("usual", device)
-    assert are_looked_at_later(rule, rows) == (is_later and is_for_kernels(rows))
-    assert not are_looked_at_later(rule, rows.double())
-    assert not are_looked_at_later(rule, rows.expand(2, -1, -1))
-    assert not are_looked_at_later(rule, rows[:, :0])
-
-
-def test_an_error_that_comes_from_unusual_rows_is_forgotten(device, monkeypatch):
-    rows = _kinds_of_rows("not finite", device)
-    rule = ov.make_rule("multi-krum")
-    plain = outvote.rules.aggregate._compute
-
-    def compute(*given, **named):
-        if given[6] is not None:
-            raise ValueError("this must not be seen")
-        return plain(*given, **named)
-
-    expected = aggregate(rule, rows, **ONE)
-    monkeypatch.setattr("outvote.rules.aggregate._compute", compute)
-    outvote.rules.values._LAST.were_usual = True
-    assert torch.equal(aggregate(rule, rows, **ONE).vector, expected.vector)
-    if is_for_kernels(rows):
-        outvote.rules.values._LAST.were_usual = True
-        with pytest.raises(ValueError, match="this must not be seen"):
-            aggregate(rule, _kinds_of_rows("usual", device), **ONE)
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (1, 4), (1, 1)])
@@ -808,19 +498,3 @@ def _far_central_client(seed, widths):
     rows[0, 8, :narrow] = 0
     rows[0, 8, narrow:] = far / far.norm() * lengths[3:5].mean()
     return rows
-
-
-@pytest.mark.parametrize("is_flushed", [False, True])
-@pytest.mark.parametrize("seed", range(3))
-def test_inexact_distances_are_seen_behind_narrow_groups(seed, is_flushed, device, monkeypatch):
-    rows = _far_central_client(seed, (8, 200)).to(device)
-    rule = ov.make_rule("gas(krum, split=by-layer)")
-    asked = {**ONE, "layer_sizes": (8, 200)}
-    if is_flushed and not torch.set_flush_denormal(True):
-        pytest.skip("this processor does not flush")
-    try:
-        later = aggregate(rule, rows, **asked)
-    finally:
-        torch.set_flush_denormal(False)
-    monkeypatch.setattr("outvote.rules.aggregate.are_looked_at_later", lambda *_: False)
-    assert torch.equal(later.weights, aggregate(rule, rows, **asked).weights)

@@ -58,13 +58,17 @@ BAD_HEADERS = {
     "unknown type": (with_header({"w": tensor("FLOAT")}, b"12345678"), "'FLOAT'"),
     "name is no text": (with_header(b'{"\\ud800":%s}' % json.dumps(tensor()).encode()), "no text"),
     "no type": (with_header({"w": {"shape": [2]}}, b"12345678"), "None"),
-}
-BAD_DATA = {
-    "offsets overlap": with_header({"v": tensor(), "w": tensor()}, b"0" * 16),
-    "offsets are text": with_header({"w": tensor() | {"data_offsets": "0-8"}}, b"12345678"),
-    "offsets beyond the end": with_header({"w": tensor(offsets=(8, 16))}, b"12345678"),
-    "a dimension torch cannot hold": with_header({"w": tensor(shape=(2**63 - 1, 2**62, 0))}),
-    "metadata of numbers": with_header({"__metadata__": {"a": 1}, "w": tensor()}, b"12345678"),
+    "offsets overlap": (with_header({"v": tensor(), "w": tensor()}, b"0" * 16), "wrong offsets"),
+    "offsets are text": (
+        with_header({"w": tensor() | {"data_offsets": "0-8"}}, b"12345678"),
+        "no offsets for 'w'",
+    ),
+    "offsets beyond the end": (with_header({"w": tensor(offsets=(8, 16))}, b"12345678"), "offsets"),
+    "too long for torch": (with_header({"w": tensor(shape=(2**63 - 1, 2**62, 0))}), "the shape of"),
+    "metadata of numbers": (
+        with_header({"__metadata__": {"a": 1}, "w": tensor()}, b"12345678"),
+        "metadata is not text",
+    ),
 }
 
 
@@ -75,14 +79,6 @@ def test_a_false_file_is_refused_by_its_header(tmp_path, case):
     path.write_bytes(data)
     with pytest.raises(UnusableFile, match=reason):
         read_header(path)
-
-
-@pytest.mark.parametrize("case", BAD_DATA)
-def test_a_file_whose_offsets_lie_is_refused_when_its_data_is_read(tmp_path, case):
-    path = tmp_path / "a.safetensors"
-    path.write_bytes(BAD_DATA[case])
-    with pytest.raises(UnusableFile, match="valid safetensors"):
-        open_source(path)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)

@@ -25,10 +25,14 @@ from outvote.ops.precision import exact_products, work_dtype
 CANCELLATION = {torch.float32: 1e-4, torch.float64: 1e-10}
 # Sums of squared norms up to this do not overflow in float32.
 FLOAT32_NORM = 1e30
+# Squared norms below this have lost digits in float32, or all of them.
+SHORTEST_NORM = 1e-30
 # Up to so many coordinates, plain differences are cheaper than a Gram matrix and its checks; with a
 # kernel up to the second number.
 FEW_COORDINATES, FEW_WITH_KERNEL = 8, 32
 NUM_SAMPLED_COORDINATES = 512
+# From so many on, a mirrored quarter of the products pays for a second, smaller product.
+MANY_CLIENTS, MANY_COORDINATES = 32, 256
 # So many blocks of work keep every processor of a GPU busy to the end.
 ENOUGH_BLOCKS = 1024
 # Rows of a block, and coordinates below which a piece is not worth a block of its own.
@@ -71,11 +75,40 @@ def gram(columns: Columns, centre: Tensor) -> Pairs:
     kernel = backend("gram_of_groups" if are_groups else "gram", columns, columns.shape[-1])
     if kernel is not None:
         found: Tensor = kernel(columns, centre)
-        return found
-    values = columns.to(work_dtype(columns.dtype))
-    centred = values - of_client(values, centre)
-    with exact_products(columns.device):
-        return long_products(centred.mT, centred.mT)
+    else:
+        values = columns.to(work_dtype(columns.dtype))
+        with exact_products(columns.device):
+            found = _products_of(values - of_client(values, centre))
+    return _without_underflow(found, columns, centre) if columns.is_cpu else found
+
+
+def _without_underflow(products: Pairs, columns: Columns, centre: Tensor) -> Pairs:
+    """Work out in float64 what is so short that its squares vanish in float32."""
+    is_short = products.diagonal(dim1=-2, dim2=-1).amax(dim=-1) < SHORTEST_NORM
+    if products.dtype == torch.float64 or not bool(is_short.any()):
+        return products
+    of_group = centre.view(*centre.shape, *[1] * (is_short.dim() - centre.dim()))
+    result = products.double()
+    result[is_short] = gram(columns[is_short].double(), of_group.expand_as(is_short)[is_short])
+    return result
+
+
+def _products_of(columns: Columns) -> Pairs:
+    """Return the inner products of the clients; of many, a quarter of them as a mirror image.
+
+    On a CPU that saves a sixth of the time of 50 clients.
+    """
+    *batch, num_coordinates, num_clients = columns.shape
+    is_small = num_clients < MANY_CLIENTS or num_coordinates < MANY_COORDINATES
+    if is_small or not columns.is_cpu:
+        return long_products(columns.mT, columns.mT)
+    half = num_clients // 2 + 1
+    upper, lower = columns.mT[..., :half, :], columns.mT[..., half:, :]
+    result = columns.new_empty(*batch, num_clients, num_clients)
+    result[..., :half, :] = torch.matmul(upper, columns)
+    result[..., half:, half:] = torch.matmul(lower, lower.mT)
+    result[..., half:, :half] = result[..., :half, half:].mT
+    return result
 
 
 def gram_with(columns: Columns, centre: Tensor, point: PerCoordinate) -> Pairs:

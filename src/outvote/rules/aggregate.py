@@ -79,6 +79,14 @@ class Batch:
     """With weights and scores, which the update alone does not need."""
     to_vector: Callable[[Any], Tensor] | None = None
 
+    def __post_init__(self) -> None:
+        num_runs = 1 if isinstance(self.gradients, Stream) else len(self.gradients)
+        if len(self.num_byzantine) != num_runs or len(self.seeds) != num_runs:
+            raise ValueError(
+                f"num_byzantine and seeds must have one entry for each of the {num_runs} runs, "
+                f"got {len(self.num_byzantine)} and {len(self.seeds)}."
+            )
+
     @property
     def num_clients(self) -> int:
         """How many clients each run has, received or not."""
