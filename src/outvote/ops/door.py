@@ -69,7 +69,7 @@ def backend(operation: str, values: Tensor, size: int = 1) -> Callable[..., Any]
     """Return the faster form of an operation on such values; None: its plain form is the one."""
     if not (values.is_cuda or values.is_cpu):
         return None
-    is_native = values.is_cpu and not IS_INTERPRETED
+    is_native = not (values.is_cuda or IS_INTERPRETED)
     for found in BACKENDS[operation]:
         if (
             found.is_native == is_native
