@@ -8,7 +8,7 @@ import pytest
 
 from outvote.data.array_dataset import ArrayDataset
 from outvote.data.catalog import DATASETS
-from outvote.data.dataset import DamagedDataError
+from outvote.data.faults import DamagedDataError
 from outvote.data.flights import CARRIERS, NUM_FEATURES, ORIGINS, read_flights
 from outvote.data.kjv import CHARACTERS, LENGTH, decode_text, read_chapters, read_kjv
 from outvote.data.loader import load_entry

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from outvote.attacks.attack_spec import make_attack
-from outvote.data.array_dataset import IGNORED, ArrayDataset
-from outvote.data.dataset import Dataset
+from outvote.data.array_dataset import IGNORED
 from outvote.data.loader import is_own_dataset
 from outvote.engine.federation import Federation, make_federation
 from outvote.engine.run_stack import Run, RunStack
@@ -207,7 +206,7 @@ class RunBuilder:
     def _try_network(self, spec: RunSpec) -> None:
         """Try a network on a few samples: a listed one forward, else also the loss and a step."""
         found = self.datasets.dataset(spec.data)
-        if spec.training.augment and isinstance(found, ArrayDataset):
+        if spec.training.augment and found.mean is None:
             raise ValueError(
                 f"training.augment is for images stored as bytes, got true for {spec.data.name}; "
                 "leave it out."
@@ -239,7 +238,7 @@ class RunBuilder:
             with torch.no_grad():
                 network.eval()(*samples.inputs(torch.zeros(1, dtype=torch.int64)))
         except (RuntimeError, ValueError) as error:
-            kind = "images" if isinstance(found, Dataset) else "samples"
+            kind = "images" if found.mean else "samples"
             size = " x ".join(str(each) for each in found.shape[:2])
             raise ValueError(
                 f"model.name: {spec.model.name} cannot take the {size} {kind} of "
