@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outvote.ops.door import backend
-from outvote.ops.layers import affine, affine_pooled
+from outvote.ops.layers import affine, affine_pooled, evenly_spaced
 
 Window = tuple[int, int, int]
 POINT: Window = (1, 1, 0)
@@ -114,7 +114,8 @@ def convolve(images: Tensor, weights: Tensor, window: Window, after: After | Non
         out = images.new_empty(*images.shape[:2], high, wide, weights.shape[-1])
     # Models may share the images.
     images = images if images[0].is_contiguous() else images.contiguous()
-    run(images, weights, out, window, after)
+    plus = None if after.plus is None else evenly_spaced(after.plus)
+    run(images, weights, out, window, after._replace(plus=plus))
     return out
 
 
