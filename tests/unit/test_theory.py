@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 import outvote as ov
 from federations import networks, samples
-from outvote.engine.diagnostics import ClientPass, measure_theory
 from outvote.engine.federation import make_federation
 from outvote.engine.local_updates import batches_of
 from outvote.engine.run_stack import Run
@@ -23,7 +22,7 @@ from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.experiment.builder import RunBuilder
 from outvote.experiment.plan import make_plan
 from outvote.experiment.run_spec import RunSpec, as_table, checked
-from outvote.metrics.certificate import LocalPass
+from outvote.metrics.passes import ClientPass, LocalPass, measure_theory
 from outvote.metrics.theory import (
     GASBound,
     descent_bound,
