@@ -8,8 +8,6 @@ from command_line import run
 from made_results import write_store
 from outvote.cli import output
 
-WIDTH = 40
-
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
@@ -52,48 +50,6 @@ def test_a_table_on_a_terminal_has_the_numbers_of_markdown(capsys, store):
     numbers = re.findall(r"(?<=[ *])\d+\.\d+(?=[ *])", piped)
     assert len(numbers) > 15
     assert set(numbers) <= set(re.findall(r"\d+\.\d+", drawn))
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["list", "rules"],
-        pytest.param(["list", "suites"], marks=pytest.mark.slow, id="list suites"),
-        ["list", "runs", "--store", "{store}"],
-        ["show", "gas(krum)"],
-        ["show", "lie"],
-        ["show", "mlp"],
-        ["show", "cifar10"],
-        ["show", "demo"],
-        ["plan", "--clients", 50, "--byzantine", 10, "--sample", 5, "--rule", "bulyan"],
-        ["table", "{store}"],
-        ["audit", "{store}"],
-        ["audit", "{store}", "--run", "mean-none"],
-        ["verify", "{store}"],
-        ["compare", "{store}", "--a", "rule=krum", "--b", "rule=gas(krum)"],
-        ["bench", "demo", "--dry-run", "--device", "cpu"],
-        ["doctor"],
-    ],
-    ids=lambda words: " ".join(map(str, words[:2])),
-)
-def test_on_40_columns_no_line_is_too_long_and_no_short_word_is_broken(
-    capsys, store, terminal, words
-):
-    words = [str(word).format(store=store) for word in words]
-    terminal(200)
-    wide = set(run(capsys, *words).out.split())
-    terminal(WIDTH)
-    done = run(capsys, *words)
-    assert done.code == 0
-    # A long path or formula, and a command to copy, may be longer; a terminal breaks those.
-    long = [
-        line
-        for line in done.out.splitlines()
-        if len(line) > WIDTH and len(line.split()) > 2 and not line.startswith("    outvote")
-    ]
-    assert long == []
-    short = {word for word in wide if word.isalpha() and len(word) < output.NARROWEST_COLUMN - 1}
-    assert short - set(done.out.replace(":", "").split()) == set()
 
 
 def test_a_narrow_table_is_a_list_of_fields(capsys, terminal):

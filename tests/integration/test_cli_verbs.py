@@ -70,13 +70,6 @@ def test_show_prints_the_limits_of_the_rules_inside(capsys):
     assert "inside" not in run(capsys, "show", "bulyan").out.splitlines()[-1]
 
 
-def test_show_opens_a_whole_text_layer_by_layer_with_its_own_values(capsys):
-    found = run(capsys, "show", "gas(bucketing(rfa, size=3))", "--json").json
-    assert found["rule"] == "gas(bucketing(rfa, size=3))"
-    assert [layer["name"] for layer in found["layers"]] == ["gas", "bucketing", "rfa"]
-    assert found["layers"][1]["values"] == {"size": 3, "f_rule": "same"}
-
-
 def test_show_describes_a_rule_of_the_user(capsys, my_rule):
     result = run(capsys, "show", my_rule)
     assert result.code == 0
@@ -119,18 +112,3 @@ def test_doctor_finds_what_is_installed_and_prints_how_to_get_the_rest(capsys):
     assert found["devices"]["torch_threads"] == torch.get_num_threads()
     assert len(found["devices"]["cuda"]) == torch.cuda.device_count()
     assert found["datasets"][0]["found"] == "part of outvote"
-
-
-def test_doctor_lists_a_package_once_for_the_extra_with_the_fewest_packages(monkeypatch):
-    from outvote.cli import doctor
-
-    lines = [
-        "numpy>=2.0",
-        "flwr<2,>=1.41; extra == 'dev'",
-        "flwr<2,>=1.41; extra == 'docs'",
-        "numpy; extra == 'docs'",
-        "pandas; extra == 'docs'",
-        "flwr<2,>=1.41; extra == 'flower'",
-    ]
-    monkeypatch.setattr(doctor.metadata, "requires", lambda _: lines)
-    assert doctor.requirements() == [("numpy", None), ("flwr", "flower"), ("pandas", "docs")]
