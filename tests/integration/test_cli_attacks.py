@@ -6,7 +6,6 @@ import pytest
 
 from command_line import run
 from outvote.attacks.attack_spec import ATTACKS
-from outvote.cli.describe import describe
 
 MINE = '''
 import dataclasses
@@ -51,15 +50,6 @@ def mine(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(MINE)
     return path
-
-
-@pytest.mark.parametrize("name", ATTACKS)
-def test_every_attack_documents_everything_that_show_prints(name):
-    about = describe(ATTACKS[name])
-    assert about.name == name
-    texts = {key: value for key, value in about.of_attack().items() if isinstance(value, str)}
-    assert [key for key, value in texts.items() if not value and key != "notes"] == []
-    assert [parameter.name for parameter in about.parameters if not parameter.doc] == []
 
 
 def test_list_names_every_attack_with_its_parameters_and_other_names(capsys):
@@ -138,14 +128,6 @@ def test_stress_as_json_holds_every_cell_and_the_recipe(capsys):
         ("ipm", "krum"),
     ]
     assert found["safest"] == "krum"
-
-
-def test_stress_takes_rules_and_attacks_of_the_user_and_goes_on_when_one_fails(capsys, mine):
-    words = ["stress", *SMALL, "--attack", f"{mine}:Zeros", "--rule", f"{mine}:First"]
-    result = run(capsys, *words, "--rule", f"{mine}:Broken", "--attack", "lie")
-    assert result.code == 0
-    assert f"{mine}:Broken failed: RuntimeError: out of order" in result.out
-    assert f"Smallest worst case: {mine}:First" in result.out
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,10 @@
 """`outvote new`: the project is made, runs, and passes its own tests."""
 
-import shutil
-import subprocess
-from pathlib import Path
-
 import pytest
 
 import outvote as ov
 from command_line import run
 
-ROOT = Path(__file__).parents[2]
-TEMPLATES = ROOT / "src" / "outvote" / "cli" / "templates" / "project"
 FILES = [
     "README.md",
     "my_attack.py",
@@ -61,15 +55,6 @@ def test_it_learns_as_it_is(project, tmp_path, capsys):
     done = run(capsys, "run", project / "outvote.toml", "-o", tmp_path / "runs")
     assert done.code == 0, done.err
     assert min(run.best for run in ov.read_runs(tmp_path / "runs")) > 0.4
-
-
-def test_git_does_not_ignore_the_templates_so_the_wheel_has_them():
-    """The wheel holds every file of the package that git does not ignore."""
-    assert all((TEMPLATES / name).is_file() for name in FILES)
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        pytest.skip("needs a git checkout")
-    words = ["git", "check-ignore", *(str(TEMPLATES / name) for name in FILES)]
-    assert subprocess.run(words, cwd=ROOT, check=False, capture_output=True).stdout == b""
 
 
 def test_what_is_there_is_not_touched(tmp_path, capsys):
