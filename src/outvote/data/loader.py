@@ -10,8 +10,8 @@ from outvote.data.catalog import DATASETS
 from outvote.data.dataset_entry import DatasetEntry, Form
 from outvote.data.faults import MissingDataError
 from outvote.errors import closest
-from outvote.plugins import find_plugin, load_plugin, plugin_names
-from outvote.user_objects import find_object, is_user_object
+from outvote.plugins import plugin_names
+from outvote.user_objects import is_own
 
 
 def load(
@@ -43,15 +43,7 @@ def find_entry(name: str) -> DatasetEntry:
 
 def is_own_dataset(name: str) -> bool:
     """Return whether a dataset is a user's or another package's."""
-    if name in DATASETS:
-        return False
-    return is_user_object(name) or find_plugin("dataset", name) is not None
-
-
-def find_own_dataset(name: str) -> Any:
-    """Return a user's or another package's dataset: an object, or a function that returns one."""
-    plugin = None if name in DATASETS else find_plugin("dataset", name)
-    return find_object(name, "dataset") if plugin is None else load_plugin(plugin)
+    return is_own("dataset", name, DATASETS)
 
 
 def load_entry(

@@ -21,7 +21,6 @@ from outvote.engine.simulation import make_run_stack
 from outvote.experiment.dataset_cache import DataKey, DatasetCache, few_samples, samples_on
 from outvote.experiment.run_spec import PARTITIONS, DataSpec, FederationSpec, RunSpec
 from outvote.models.model_spec import (
-    find_own_model,
     is_own_model,
     make_model,
     make_own_model,
@@ -43,7 +42,7 @@ from outvote.training.gpu_memory import free_on_gpu
 from outvote.training.objective import Objective
 from outvote.training.samples import Samples
 from outvote.training.trial import is_random, try_model
-from outvote.user_objects import find_object, is_user_object
+from outvote.user_objects import find_object, find_own, is_user_object
 
 # Updates, attacked updates, aggregates, and copies of them; trainers bound their own memory.
 VECTORS_PER_CLIENT = 8
@@ -167,7 +166,7 @@ class RunBuilder:
         dataset = self.datasets.dataset(spec.data)
         if is_own_model(spec.model.name):
             seed = _seed(spec, "network")
-            return make_own_model(find_own_model(spec.model.name), dataset.num_classes, seed)
+            return make_own_model(find_own("model", spec.model.name), dataset.num_classes, seed)
         if dataset.num_classes is None:
             raise ValueError(
                 f"model.name: {spec.model.name} is for classes, and the targets of "

@@ -8,10 +8,11 @@ import torch
 
 from outvote.data.array_dataset import Array, ArrayDataset, make_dataset
 from outvote.data.checksum import sha256_of
-from outvote.data.loader import find_own_dataset, is_own_dataset, load
+from outvote.data.loader import is_own_dataset, load
 from outvote.experiment.run_spec import DataSpec
 from outvote.results.schema import DataUsed
 from outvote.training.samples import ArraySamples, ByteImages, Samples
+from outvote.user_objects import find_own
 
 DataKey = tuple[str, int | None]
 
@@ -79,7 +80,7 @@ def load_own(name: str) -> ArrayDataset:
 
     The function returns ``(train, test)`` or ``(train, test, groups)``.
     """
-    found = find_own_dataset(name)
+    found = find_own("dataset", name)
     found = found() if callable(found) else found
     if isinstance(found, ArrayDataset):
         return found
