@@ -53,7 +53,7 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
     "affine_pooled": (Backend("triton.layers:affine_pooled", NARROW),),
     "convolve": (Backend("triton.convolution:convolve", HALF, least=8),),
     "cut_windows": (Backend("triton.conv_windows:cut_windows", ANY, most=INT32),),
-    "image_gradient": (Backend("triton.convolution:convolve", HALF, least=8),),
+    "image_gradient": (Backend("triton.convolution:image_gradient", HALF, least=8),),
     "inner_gradient": (Backend("triton.layers:inner_gradient", NARROW),),
     "max_pool": (Backend("triton.pooling:max_pool", NARROW, most=INT32),),
     "norm_moments": (Backend("triton.layers:norm_moments", NARROW),),
