@@ -244,11 +244,19 @@ def to_scale(shape: tuple[int, ...], *, is_pooled: bool = False, is_joined: bool
     return make
 
 
+def one_pixel(generator: torch.Generator, dtype: torch.dtype) -> Any:
+    """Draw images of one pixel, with what is added: torch takes any stride for contiguous there."""
+    plus = drawn(generator, dtype, 3, 4, 8).as_strided((3, 4, 1, 1, 8), (32, 8, 1, 1, 1))
+    images, shift = drawn(generator, dtype, 3, 4, 1, 1, 8), drawn(generator, dtype, 3, 8)
+    return images, None, shift, torch.zeros_like(images), plus
+
+
 def affine(images: Tensor, scale: Any, shift: Tensor, whole: Any, plus: Any) -> Any:
     """Scale and shift, in place or beside the channels of others."""
     if whole is None:
         return layers.affine(images, scale, shift, images, relu=True), images
-    own = slice(4, 4 + images.shape[-1])
+    start = (whole.shape[-1] - images.shape[-1]) // 2
+    own = slice(start, start + images.shape[-1])
     layers.affine(images, scale, shift, whole[..., own], plus=plus[..., own])
     return whole, images
 
@@ -367,7 +375,8 @@ CASES: dict[str, Case] = {
             f"{name}, {how}": to_scale(shape, is_joined=how == "joined")
             for name, shape in SAMPLES.items()
             for how in ("in place", "joined")
-        },
+        }
+        | {"one pixel": one_pixel},
         ROUNDED,
     ),
     "affine_pooled": Case(

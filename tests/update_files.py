@@ -1,6 +1,5 @@
 """Client updates as files, for the tests of the command line."""
 
-import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -19,14 +18,6 @@ def updates_of(num_clients, dtype=torch.float32, seed=0):
         }
         for k in range(num_clients)
     ]
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Where the updates of the clients are."""
-    path = tmp_path / "updates"
-    path.mkdir()
-    return path
 
 
 def floats_of(update):

@@ -53,7 +53,7 @@ from data_files import (
 )
 from kept_result import new_call, save_result
 from made_results import made_results, write_store
-from outvote.data.dataset import DamagedDataError, MissingDataError
+from outvote.data.faults import DamagedDataError, MissingDataError
 from outvote.files.client_files import FilesError
 from outvote.files.safetensors_file import UnusableFile
 from outvote.results.disk import StoreError

@@ -20,7 +20,6 @@ TESTS = (
     "tests/golden/test_golden.py",
     "tests/integration/test_cli_run.py",
     "tests/unit/test_aggregate.py",
-    "tests/unit/test_cli_describe.py",
     "tests/unit/test_client_files.py",
     "tests/unit/test_data_image_folder.py",
     "tests/unit/test_report.py",

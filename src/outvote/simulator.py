@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, final
 
+import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -431,7 +432,7 @@ def _parts(given: Any) -> list[Any]:
                 "partition must be a list with one list of indices for every client, got "
                 f"{part!r} in it."
             )
-    return [part if hasattr(part, "__array__") else list(part) for part in parts]
+    return [np.asarray(part) if hasattr(part, "__array__") else list(part) for part in parts]
 
 
 def _num_clients(number: int | None, chosen: str, objects: _Objects) -> int | Literal["all"]:

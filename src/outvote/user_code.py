@@ -26,6 +26,10 @@ OF_PYTHON = re.compile(r"__.*__|_abc_impl|_autograd_function_id|loaded_from")
 """The attributes that classes have besides what is written in them."""
 
 
+class NameNeeded(ValueError):  # noqa: N818  (named like TooManyByzantine)
+    """An object has no source, or values that cannot be read."""
+
+
 def text_of(thing: Any, name: str | None = None) -> str:
     """Return the text of an object: its name, and the checksum of what it is made of."""
     maker = thing.func if isinstance(thing, functools.partial) else thing
@@ -62,7 +66,9 @@ class _Checksum:
             self._seen[id(thing)] = len(self._seen), thing
             try:
                 self._add_new(thing, where)
-            except (TypeError, AttributeError, OSError, RuntimeError):
+            except NameNeeded:
+                raise
+            except Exception:  # noqa: BLE001  (a user's object may raise anything)
                 self._add_unknown(thing, where)
 
     def add_code(self, code: Any, where: str) -> None:
@@ -83,7 +89,7 @@ class _Checksum:
     def _add_unknown(self, thing: Any, where: str) -> None:
         if self.name is None:
             what = "source" if isinstance(thing, FunctionType | type) else "values"
-            raise ValueError(
+            raise NameNeeded(
                 "runs are named by the source of your code and the values that it uses, got "
                 f"{where} ({type(thing).__name__}), whose {what} cannot be read; pass name='...', "
                 "and another one when you change your code."

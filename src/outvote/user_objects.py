@@ -5,13 +5,14 @@ to `simulate`: its name, and the checksum of what it is made of, see `user_code`
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
 
 from outvote.loading import load_object
+from outvote.plugins import find_plugin, load_plugin
 
 IN_FILE = re.compile(r"\.py:\w+$")
 REGISTERED = re.compile(r"#[0-9a-f]{12}$")
@@ -33,6 +34,17 @@ def find_object(text: str, kind: str) -> Any:
             "program again, or put the object into a file and name it path.py:name."
         )
     return _objects.get()[text]
+
+
+def is_own(kind: str, name: str, built_in: Collection[str]) -> bool:
+    """Return whether a model or dataset is a user's or another package's."""
+    return name not in built_in and (is_user_object(name) or find_plugin(kind, name) is not None)
+
+
+def find_own(kind: str, name: str) -> Any:
+    """Return a user's or another package's model or dataset, or what makes one."""
+    plugin = None if is_user_object(name) else find_plugin(kind, name)
+    return find_object(name, kind) if plugin is None else load_plugin(plugin)
 
 
 def text_of_class(kind: Any) -> str:

@@ -11,7 +11,7 @@ from command_line import run
 from outvote.cli import run_plan
 from outvote.experiment.runner import stacks
 from outvote.results.folder import find_runs
-from simulations import Recorder, execute, tiny
+from simulations import tiny
 
 CPU = ["--device", "cpu"]
 TABLE_1 = ["bench", "table1-cifar10", "--dry-run", *CPU]
@@ -142,20 +142,6 @@ def test_when_time_is_up_all_is_saved_and_the_same_command_resumes(
         assert path.read_bytes().count(b"\n") == 3
 
 
-def test_a_run_that_another_sweep_ended_since_the_plan_was_made_is_not_executed_again(tmp_path):
-    plan = tiny(rule=["mean", "median"])
-
-    class Late(Recorder):
-        def on_plan(self, num_rounds):
-            execute(plan, tmp_path, keep_weights=False)
-
-    recorder = Late()
-    ends = execute(plan, tmp_path, keep_weights=False, listener=recorder)
-    assert [(end.outcome, end.is_new) for end in ends.values()] == [("finished", False)] * 2
-    assert recorder.rounds == []
-    assert [len(run.timings()) for run in find_runs(tmp_path)] == [4, 4]
-
-
 def test_a_broken_rule_of_ones_own_does_not_end_the_sweep(capsys, suite, tmp_path):
     broken = own_rule(tmp_path, "raise RuntimeError('no idea')")
     words = ["--rule", broken, "--rule", "mean", "--attack", "lie"]
@@ -225,22 +211,3 @@ def test_a_dry_run_names_p_and_the_settings_in_which_parts_differ(capsys, tmp_pa
     # Two parts that differ in the side of the attack alone.
     assert "  settings: attack = lie(sign=1); federation.sampled = 5\n" in groups.out
     assert "  settings: attack = lie; federation.sampled = 5\n" in groups.out
-
-
-def test_parts_of_figures_print_the_quantity_of_the_figure(capsys, suite, tmp_path):
-    text = (
-        suite.read_text().replace("seed = [0, 1]", "seed = 0").replace("rounds = 3", "rounds = 1")
-    )
-    text = text.replace('attack = ["lie", "mimic(client=none)"]', 'attack = "bit-flip"')
-    for kind in ("selection", "deviation"):
-        own = tmp_path / f"{kind}.toml"
-        own.write_text(text.replace('name = "main"', f'name = "main"\nkind = "{kind}"'))
-    words = [*CPU, "--set", "federation.sampled=10", "-o", tmp_path / "runs"]
-    share = run(capsys, "bench", tmp_path / "selection.toml", *words)
-    assert "share of the rule's weights" in share.out
-    assert "Best accuracy of all rounds, in percent" in share.out
-    mean = next(line for line in share.out.splitlines() if line.startswith("  mean "))
-    assert "20.00" in mean  # 2 of 10 clients are Byzantine.
-    far = run(capsys, "bench", tmp_path / "deviation.toml", *words)
-    assert "Distance of the update to the honest mean" in far.out
-    assert "Best accuracy" not in far.out

@@ -14,7 +14,6 @@ from outvote.experiment.adopting import adopt, find_elsewhere
 from outvote.experiment.dataset_cache import DatasetCache
 from outvote.experiment.plan import Plan, read_plan
 from outvote.results import disk
-from outvote.results.disk import BusyError
 from outvote.results.folder import find_runs
 from simulations import Recorder, execute
 
@@ -52,22 +51,6 @@ def test_a_run_of_another_suite_is_adopted_and_not_executed_again(capsys, store,
     assert not list((output / "other").glob(".*"))
 
 
-def test_a_half_done_run_gives_way_to_a_finished_one_of_another_suite(store, tmp_path):
-    output = copied(store, tmp_path)
-    job = _job(output)
-    writer = job.writer()
-    (job.folder.path / "metrics.jsonl").write_text("{}\n")
-    other = find_elsewhere(job)
-    assert adopt(job, other, DatasetCache().used(job.spec.data)) is None, (
-        "another process works on it"
-    )
-    writer.close()
-    status = adopt(job, other, DatasetCache().used(job.spec.data))
-    assert status.outcome == "finished"
-    assert len(job.folder.rounds()) == 3
-    assert [path.name for path in job.folder.path.parent.iterdir()] == [job.name]
-
-
 def half_done(output):
     job = _job(output)
     plan = Plan(job.suite, (job.spec,), (job.hash,))
@@ -77,55 +60,10 @@ def half_done(output):
     return job
 
 
-def test_nobody_can_begin_a_half_done_run_while_it_gives_way(store, tmp_path, monkeypatch):
-    output = copied(store, tmp_path)
-    job = half_done(output)
-    moments = []
-
-    def watched(step):
-        def move(path, target):
-            found = step(path, target)
-            try:
-                job.writer().close()
-            except BusyError:
-                moments.append("held")
-            else:
-                moments.append("free")
-            return found
-
-        return move
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", watched(Path.rename))
-        patch.setattr(Path, "replace", watched(Path.replace))
-        status = adopt(job, find_elsewhere(job), DatasetCache().used(job.spec.data))
-    assert status.outcome == "finished"
-    assert "held" in moments
-    assert moments.count("free") <= 1, "the run could be begun while it was copied"
-
-
-@pytest.mark.parametrize("last", ["config.toml", "metrics.jsonl", "audit.npz"])
-def test_killed_while_a_half_done_run_gives_way_it_is_as_if_it_was_never_begun(
-    store, tmp_path, monkeypatch, last
-):
-    output = copied(store, tmp_path)
-    job = half_done(output)
-    replace = Path.replace
-
-    def killed(path, target):
-        replace(path, target)
-        if target == job.folder.path / last:
-            raise KeyboardInterrupt
-        return target
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", killed)
-        with pytest.raises(KeyboardInterrupt):
-            adopt(job, find_elsewhere(job), DatasetCache().used(job.spec.data))
-    assert job.folder.status().outcome == "interrupted"
-    (end,) = execute(Plan(job.suite, (job.spec,), (job.hash,)), output).values()
-    assert end.outcome == "finished"
-    assert (job.folder.path / "metrics.jsonl").read_bytes() == metrics(store)[job.name]
+def test_a_half_done_run_goes_on_by_itself(store, tmp_path):
+    job = half_done(copied(store, tmp_path))
+    assert adopt(job, find_elsewhere(job), DatasetCache().used(job.spec.data)) is None
+    assert job.folder.status().round == 2
 
 
 def test_a_run_on_other_data_is_not_adopted(store, tmp_path):

@@ -8,17 +8,20 @@ from safetensors.torch import load_file, save_file
 import outvote as ov
 from command_line import run
 from outvote.files import streaming
-from update_files import fill, floats_of, folder, status_of, updates_of
+from update_files import fill, floats_of, status_of, updates_of
 
 RULE = "gas(multi-krum, num_groups=5)"
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """Pieces that begin and end within a tensor."""
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where the updates are; they are read in pieces that begin and end within a tensor."""
     monkeypatch.setattr(streaming, "LARGEST_CHUNK", 7)
     monkeypatch.setattr(streaming, "SMALLEST_CHUNK", 7)
+    path = tmp_path / "updates"
+    path.mkdir()
+    return path
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

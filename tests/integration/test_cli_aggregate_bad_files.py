@@ -10,7 +10,14 @@ from safetensors.torch import load_file, save_file
 
 from command_line import run
 from outvote.files import streaming
-from update_files import fill, floats_of, folder, status_of, updates_of
+from update_files import fill, floats_of, status_of, updates_of
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "updates"
+    path.mkdir()
+    return path
 
 
 def reason_of(result, client):

@@ -6,7 +6,6 @@ import pytest
 
 from command_line import run
 from outvote.attacks.attack_spec import ATTACKS
-from outvote.cli.describe import describe
 
 MINE = '''
 import dataclasses
@@ -53,15 +52,6 @@ def mine(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_every_attack_documents_everything_that_show_prints(name):
-    about = describe(ATTACKS[name])
-    assert about.name == name
-    texts = {key: value for key, value in about.of_attack().items() if isinstance(value, str)}
-    assert [key for key, value in texts.items() if not value and key != "notes"] == []
-    assert [parameter.name for parameter in about.parameters if not parameter.doc] == []
-
-
 def test_list_names_every_attack_with_its_parameters_and_other_names(capsys):
     result = run(capsys, "list", "attacks")
     assert result.code == 0
@@ -83,11 +73,6 @@ def test_list_names_every_model(capsys):
     assert all(each["summary"] for each in found)
 
 
-def test_list_names_the_datasets_as_data_does(capsys):
-    assert run(capsys, "list", "datasets").out == run(capsys, "data", "list").out
-    assert run(capsys, "list", "datasets", "--json").json
-
-
 def test_show_prints_formula_kind_reference_and_parameters_of_an_attack(capsys):
     result = run(capsys, "show", "lie(z=2)")
     assert result.code == 0
@@ -102,11 +87,6 @@ def test_show_knows_other_names_and_attacks_of_the_user(capsys, mine):
     assert "bit-flip" in run(capsys, "show", "sign-flip").out
     assert "Nothing at all" in run(capsys, "show", f"{mine}:Zeros").out
     assert "The first client is right" in run(capsys, "show", f"{mine}:First").out
-
-
-def test_a_given_factor_needs_no_rule(capsys):
-    assert run(capsys, "show", "ipm", "--json").json["needs_rule"]
-    assert not run(capsys, "show", "ipm(epsilon=0.5)", "--json").json["needs_rule"]
 
 
 @pytest.mark.parametrize(
@@ -150,19 +130,6 @@ def test_stress_as_json_holds_every_cell_and_the_recipe(capsys):
     assert found["safest"] == "krum"
 
 
-def test_stress_takes_rules_and_attacks_of_the_user_and_goes_on_when_one_fails(capsys, mine):
-    words = ["stress", *SMALL, "--attack", f"{mine}:Zeros", "--rule", f"{mine}:First"]
-    result = run(capsys, *words, "--rule", f"{mine}:Broken", "--attack", "lie")
-    assert result.code == 0
-    assert f"{mine}:Broken failed: RuntimeError: out of order" in result.out
-    assert f"Smallest worst case: {mine}:First" in result.out
-
-
-def test_stress_fails_when_nothing_can_be_measured(capsys, mine):
-    words = ["stress", *SMALL, "--attack", "lie", "--rule", f"{mine}:Broken"]
-    run(capsys, *words).assert_fails(1, "out of order")
-
-
 @pytest.mark.parametrize(
     ("attacks", "rules", "message"),
     [
@@ -188,23 +155,6 @@ def test_stress_reports_which_rules_were_lowered_to_their_limit(capsys):
     assert run(capsys, *words, "--json").json["lowered"] == {"krum": 4, "bulyan": 2}
 
 
-def test_stress_reports_the_parameters_of_gas_aware(capsys):
-    words = ["stress", "--clients", 8, "--byzantine", 1, "--dim", 20, "--rule", "mean"]
-    out = run(capsys, *words).out
-    assert "gas-aware is gas-aware(draws=4, steps=5), fewer tries than its default" in out
-    assert "made for GAS" in out
-
-
-def test_show_recommends_no_stress_for_attacks_on_data(capsys, mine):
-    assert "outvote stress --attack 'lie'" in run(capsys, "show", "lie").out
-    assert "outvote stress" not in run(capsys, "show", "label-flip").out
-    run(capsys, "stress", "--attack", f"{mine}:Labels").assert_fails(2, "cannot be tried here")
-
-
-def test_show_hides_no_parameter_without_a_description(capsys, mine):
-    assert "loud=7" in run(capsys, "show", f"{mine}:Quiet").out
-
-
 def test_show_names_both_kinds_for_a_class_that_is_neither(capsys, mine):
     result = run(capsys, "show", f"{mine}:Nope")
     result.assert_fails(2, "has no class Nope that is a Rule or an Attack")
@@ -214,16 +164,3 @@ def test_show_names_both_kinds_for_a_class_that_is_neither(capsys, mine):
 def test_stress_with_everything_fails_nowhere(capsys):
     found = run(capsys, "stress", "--dim", 500, "--groups", 10, "--json").json
     assert [cell for cell in found["cells"] if cell["failure"]] == []
-
-
-def test_a_wide_table_is_cut_into_blocks_that_fit(monkeypatch):
-    from outvote.cli import output, stress
-
-    names = [f"attack-{k}" for k in range(9)]
-    assert stress.blocks_of(names, {}, 20) == [names]
-    monkeypatch.setattr(output, "NO_TERMINAL_WIDTH", 60)
-    blocks = stress.blocks_of(names, {}, 20)
-    assert [len(block) for block in blocks] == [3, 3, 3]
-    assert [name for block in blocks for name in block] == names
-    # A name that is wider than the terminal still gets a table of its own.
-    assert stress.blocks_of(["x" * 80, "y"], {}, 20) == [["x" * 80], ["y"]]

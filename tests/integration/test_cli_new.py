@@ -1,20 +1,10 @@
 """`outvote new`: the project is made, runs, and passes its own tests."""
 
-import os
-import shutil
-import subprocess
-import sys
-import tomllib
-from pathlib import Path
-
 import pytest
 
 import outvote as ov
 from command_line import run
-from outvote.experiment.plan import read_plan
 
-ROOT = Path(__file__).parents[2]
-TEMPLATES = ROOT / "src" / "outvote" / "cli" / "templates" / "project"
 FILES = [
     "README.md",
     "my_attack.py",
@@ -65,50 +55,6 @@ def test_it_learns_as_it_is(project, tmp_path, capsys):
     done = run(capsys, "run", project / "outvote.toml", "-o", tmp_path / "runs")
     assert done.code == 0, done.err
     assert min(run.best for run in ov.read_runs(tmp_path / "runs")) > 0.4
-
-
-@pytest.mark.slow  # They call what test_it_runs calls.
-def test_its_tests_pass(project):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "4 passed" in done.stdout
-
-
-def test_it_is_formatted_and_linted(project):
-    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
-    if ruff is None:
-        pytest.skip("ruff is missing")
-    rules = ("--select", "ANN,B,D,E,F,I,N,RUF,SIM,UP", "--ignore", "D203,D213")
-    for verb, *options in (("format", "--check"), ("check", *rules)):
-        words = [ruff, verb, "--isolated", "--no-cache", *options, "."]
-        done = subprocess.run(words, cwd=project, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout
-
-
-def test_the_settings_are_all_of_the_project_and_as_many_runs_as_stated(project):
-    text = (project / "outvote.toml").read_text()
-    assert "3 rules x 2 attacks = 6 runs" in text
-    assert len(read_plan(project / "outvote.toml").specs) == 6
-    assert tomllib.loads(text)["suite"] == "project"
-    readme = (project / "README.md").read_text()
-    assert len(readme.splitlines()) <= 15
-    assert all(name in readme for name in FILES if name not in ("README.md", "pytest.ini"))
-
-
-def test_git_does_not_ignore_the_templates_so_the_wheel_has_them():
-    """The wheel holds every file of the package that git does not ignore."""
-    assert all((TEMPLATES / name).is_file() for name in FILES)
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        pytest.skip("needs a git checkout")
-    words = ["git", "check-ignore", *(str(TEMPLATES / name) for name in FILES)]
-    assert subprocess.run(words, cwd=ROOT, check=False, capture_output=True).stdout == b""
 
 
 def test_what_is_there_is_not_touched(tmp_path, capsys):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from command_line import run
-from outvote import __version__
 from outvote.cli import app
 from outvote.cli.app import VERBS
 
@@ -40,18 +39,6 @@ def test_help_names_every_verb(capsys):
         assert (result.code, result.err) == (0, "")
         for verb in VERBS:
             assert f"\n  {verb} " in result.out
-
-
-def test_every_verb_has_help_with_json_and_debug(capsys):
-    for verb in VERBS:
-        result = run(capsys, verb, "--help")
-        assert result.code == 0
-        assert "--json" in result.out
-        assert "--debug" in result.out
-
-
-def test_the_version_is_that_of_the_package(capsys):
-    assert run(capsys, "--version").out == f"outvote {__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,10 @@
 """`outvote run` and `outvote demo` from the outside."""
 
-import shlex
-import sys
-
 import pytest
 
 from command_line import run
-from outvote.cli import demo, run_plan
-from outvote.experiment.plan import RunEnd
 from outvote.results.folder import find_runs
 from outvote.suites.suite import read_suite
-from simulations import tiny
 
 CONFIG = """
 rule = ["mean", "gas(median)"]
@@ -191,41 +185,6 @@ def test_the_audit_of_the_demo_ranks_the_byzantine_clients_first(capsys, tmp_pat
     found = run(capsys, "audit", folder.path, "--json").json["clients"]
     assert [each["is_byzantine"] for each in found] == [True] * 4 + [False] * 16
     assert [each["drop_rate"] for each in found[:4]] == [1.0] * 4
-
-
-def test_a_stopped_demo_prints_how_to_resume_with_its_settings(capsys, tmp_path, monkeypatch):
-    words = ["demo", "-o", str(tmp_path / "a folder"), *SMALL_DEMO, "--set", "rule=mean"]
-
-    def stopped(*arguments):
-        done = run_plan.run_plan(*arguments)
-        done.signal_code = 143
-        return done
-
-    monkeypatch.setattr(demo, "run_plan", stopped)
-    monkeypatch.setattr(sys, "argv", ["outvote", *words])
-    result = run(capsys, *words)
-    assert result.code == 143
-    assert shlex.join(["outvote", *words]) in result.err
-
-
-def test_runs_that_failed_are_not_counted_as_over_when_time_is_up(capsys, tmp_path):
-    jobs = tiny(seed=[0, 1, 2]).jobs(tmp_path)
-    outcomes = ("finished", "failed", "interrupted")
-    ends = [RunEnd(job=job, outcome=word) for job, word in zip(jobs, outcomes, strict=True)]
-    done = run_plan.Outcomes(ends, 0, is_time_up=True)
-    done.print_how_to_resume()
-    assert "time is up, 1 of 3 runs done" in capsys.readouterr().err
-    assert done.exit_code == 1
-
-
-def test_the_demo_has_a_fifth_of_byzantine_clients_on_data_that_differs():
-    (part,) = read_suite("demo").parts
-    assert part.settings["federation"]["byzantine"] == 0.2
-    assert part.settings["data"]["partition"] == "dirichlet"
-    rules = part.rows
-    assert [rule for rule in rules if rule.startswith("gas")] == [
-        f"gas({rule})" for rule in rules[1::2]
-    ]
 
 
 def test_an_assumed_byzantine_majority_is_one_line_of_warning(capsys, config, tmp_path):

@@ -60,18 +60,6 @@ def test_metrics_and_parts_can_be_chosen(store, capsys):
     assert "Byzantine selection rate (share of sampled" in tables["selection-rate"]
 
 
-def test_a_store_with_other_things_than_accuracies_can_be_shown_beside_the_paper(tmp_path, capsys):
-    for suite in ("figure2-deviation", "table5-heterogeneity"):
-        write_store(tmp_path, suite, seeds=1, rounds=2)
-    done = run(capsys, "table", tmp_path, "--paper")
-    assert done.code == 0
-    assert (
-        "Distance of the update to the honest mean, in rounds with Byzantine clients: 1 of 5"
-        in done.out
-    )
-    assert "(paper 12.19, " in done.out
-
-
 def test_a_suite_of_ones_own_is_shown_as_its_file_has_it(tmp_path, capsys):
     own = tmp_path / "mine.toml"
     own.write_text(OWN)

@@ -145,23 +145,6 @@ def test_list_runs_names_a_damaged_run(capsys, sound, tmp_path):
         assert str(folder) in found.err
 
 
-def test_a_damaged_run_of_another_suite_is_not_copied(capsys, tmp_path):
-    suite = "[settings]\n" + CONFIG.replace('["mean", "median"]', '"mean"') + "[[part]]\n"
-    for name in ("first", "second"):
-        (tmp_path / f"{name}.toml").write_text(suite)
-    words = ("--device", "cpu", "-o", tmp_path / "runs")
-    assert run(capsys, "bench", tmp_path / "first.toml", *words).code == 0
-    (folder,) = (tmp_path / "runs" / "first").iterdir()
-    DAMAGE["metrics: another number"](folder, folder)
-    assert run(capsys, "bench", tmp_path / "second.toml", *words).code == 0
-    found = run(capsys, "verify", tmp_path / "runs" / "second", "--json").json
-    assert [each["faults"] for each in found["runs"]] == [[]]
-    shutil.rmtree(folder.parent)
-    done = run(capsys, "bench", tmp_path / "first.toml", *words)
-    assert "copied" in done.err
-    assert run(capsys, "verify", tmp_path / "runs").code == 0
-
-
 def test_a_flipped_number_of_a_half_done_run_is_found_when_it_resumes(capsys, sound, tmp_path):
     store, folder = damaged(sound, tmp_path, "metrics: another number")
     status = json.loads((folder / "status.json").read_text())

@@ -56,18 +56,6 @@ def test_the_first_signal_is_answered_at_once_and_the_second_ends(tmp_path, numb
     assert time.monotonic() - begin < LONG / 3
 
 
-@pytest.mark.slow  # test_kill.py has one signal to several runs.
-def test_one_signal_finishes_the_round_and_saves(tmp_path):
-    process = long_round(tmp_path, tmp_path / "runs", seconds=2)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert err.count("again to abort") == 1
-    assert "stopped and saved" in err
-    (status,) = (json.loads(p.read_text()) for p in tmp_path.glob("runs/*/*/status.json"))
-    assert (status["outcome"], status["round"]) == ("interrupted", 4)
-
-
 def test_a_run_whose_process_was_killed_is_listed_as_interrupted(capsys, tmp_path):
     output = tmp_path / "runs"
     process = long_round(tmp_path, output)

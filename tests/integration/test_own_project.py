@@ -1,12 +1,5 @@
 """A project of a user's own: model, data, partition, loss and optimiser from a file, by TOML."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import pytest
 
 import outvote as ov
@@ -117,50 +110,3 @@ def test_mistakes_are_one_line(project, tmp_path, monkeypatch, capsys, setting, 
         assert done.code == 0, done.err
         return
     done.assert_fails(2, fault)
-
-
-SCRIPT = (
-    MINE
-    + """
-
-if __name__ == "__main__":
-    import sys
-    import outvote as ov
-
-    train, test, _ = data()
-    runs = ov.simulate(Net, train, test, num_clients=6, byzantine=1, rounds=60, seeds=[0, 1],
-                       rules=["mean", "gas(median, num_groups=5)"], attacks="lie",
-                       optimizer=adam, output=sys.argv[1], checkpoint_every=0, device="cpu")
-    print([run.series.accuracy.tolist() for run in runs])
-"""
-)
-
-
-@pytest.mark.slow  # The page on simulate has a short one.
-def test_a_script_that_is_killed_resumes_and_ends_bit_identical(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-    def start(store):
-        words = [sys.executable, str(script), str(tmp_path / store)]
-        return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
-
-    whole = start("whole").communicate()[0]
-    for _ in range(2):
-        process = start("cut")
-        folder = tmp_path / "cut"
-        deadline = time.monotonic() + 60
-        before = num_lines(folder)
-        while num_lines(folder) < before + 20 and process.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    assert 0 < num_lines(folder) < 4 * 60, "it was killed in the middle"
-    assert start("cut").communicate()[0] == whole
-
-
-def num_lines(folder: Path) -> int:
-    files = folder.rglob("metrics.jsonl") if folder.exists() else ()
-    return sum(path.read_bytes().count(b"\n") for path in files)

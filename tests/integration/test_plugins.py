@@ -12,10 +12,11 @@ import pytest
 import outvote as ov
 from command_line import run
 from outvote.attacks.attack_spec import ATTACKS
-from outvote.data.loader import find_own_dataset, is_own_dataset
+from outvote.data.loader import is_own_dataset
 from outvote.experiment.plan import make_plan
 from outvote.models.model_spec import MODELS, is_own_model
 from outvote.rules.rule_spec import RULES
+from outvote.user_objects import find_own
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "plugin"
@@ -156,7 +157,7 @@ def test_verbs_and_functions_know_the_names(plugin, capsys):
         ov.make_model("two-layer", num_classes=3)
     with pytest.raises(ValueError, match="did you mean 'smallest-ball'"):
         ov.make_rule("smalest-ball")
-    assert len(find_own_dataset("few-clothes")()[0][1]) == 600
+    assert len(find_own("dataset", "few-clothes")()[0][1]) == 600
 
 
 def test_the_version_is_part_of_the_hash(tmp_path, monkeypatch):

@@ -261,13 +261,6 @@ def test_too_little_memory_means_smaller_stacks(tmp_path, monkeypatch):
     assert [num_runs for _, num_runs in recorder.rounds] == [3] * 4
 
 
-def test_stacks_are_as_large_as_memory_allows(tmp_path, monkeypatch):
-    monkeypatch.setattr(RunBuilder, "most_runs", lambda *_: 2)
-    recorder = Recorder()
-    execute(tiny(rule=["mean", "median", "rfa"]), tmp_path, listener=recorder)
-    assert [num_runs for _, num_runs in recorder.rounds] == [2] * 4 + [1] * 4
-
-
 def test_stacks_are_about_equal_in_size(tmp_path, monkeypatch):
     monkeypatch.setattr(RunBuilder, "most_runs", lambda *_: 3)
     recorder = Recorder()
@@ -301,13 +294,6 @@ def test_the_audit_has_scores_and_who_was_kept(tmp_path):
     assert not audit["is_kept"][is_attacker].any()
     assert np.isnan(audit["scores"][~audit["is_sampled"]]).all()
     assert audit["label_counts"].sum() == 6000
-
-
-def test_a_root_and_settings_of_the_server_are_used(tmp_path):
-    ends = execute(tiny(rule="fltrust", root_size=[20, 30]), tmp_path)
-    assert {end.outcome for end in ends.values()} == {"finished"}
-    first, second = (run.rounds()[-1].loss for run in find_runs(tmp_path))
-    assert first != second
 
 
 def test_images_of_a_folder_have_the_size_that_is_asked_for(tmp_path, monkeypatch):

@@ -75,7 +75,7 @@ def test_stacks_are_as_large_as_the_limit_on_open_files_allows(tmp_path):
 
 def other_samples(name: str, **options):
     found = load(name)
-    return replace(found, test_labels=found.test_labels[::-1].copy())
+    return replace(found, test_targets=found.test_labels[::-1].copy())
 
 
 @pytest.mark.parametrize("number", [2, 99])

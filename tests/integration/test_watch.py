@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import pytest
 
 from audit_logs import line, write_log
-from browser import Browser, find_browser
 from command_line import run
 from made_results import write_store
 from outvote.report import watch
@@ -178,38 +177,3 @@ def test_wrong_use(capsys, tmp_path):
         taken.listen()
         found = run(capsys, "watch", tmp_path, "--port", str(taken.getsockname()[1]))
     assert (found.code, "give another --port" in found.err) == (1, True)
-
-
-@pytest.mark.skipif(find_browser() is None, reason="no Chromium found; install it")
-def test_in_a_browser_curves_grow_and_what_was_chosen_stays(tmp_path):
-    root = tmp_path / "runs"
-    write_store(root, SETTINGS, seeds=1, rounds=5)
-    with serving(root) as server, Browser(tmp_path / "profile") as browser:
-        ready = "document.documentElement?.dataset.ready === 'yes'"
-        browser.call("Page.navigate", url=server.address)
-        browser.wait(ready)
-        browser.evaluate("document.querySelector('input[name=metric][value=final]').click()")
-        what = "(() => { const what = document.getElementById('curve-what'); what.value = 'loss';"
-        browser.evaluate(what + "what.dispatchEvent(new Event('change')); })()")
-        browser.evaluate("document.querySelector('#legend button').click()")
-        last = "(() => { const pick = document.getElementById('pick');"
-        browser.evaluate(last + "pick.value = 3; pick.dispatchEvent(new Event('change')); })()")
-        chosen = browser.evaluate("document.getElementById('pick').selectedOptions[0].text")
-        width = browser.evaluate("document.querySelector('#panels path').getAttribute('d').length")
-        replaced(root, seeds=2)
-        browser.wait(ready + " && document.querySelector('.facts').innerText.includes('160')")
-        assert browser.evaluate("document.querySelectorAll('#pick option').length") == 8
-        assert browser.evaluate("document.getElementById('pick').selectedOptions[0].text") == chosen
-        assert (
-            browser.evaluate("document.querySelector('input[name=metric]:checked').value")
-            == "final"
-        )
-        assert browser.evaluate("document.getElementById('curve-what').value") == "loss"
-        pressed = "document.querySelector('#legend button').getAttribute('aria-pressed')"
-        assert browser.evaluate(pressed) == "false"
-        path = "document.querySelector('#panels path').getAttribute('d').length"
-        assert browser.evaluate(path) > width
-        assert browser.faults() == []
-        here = f"http://127.0.0.1:{server.server_port}/"
-        assert all(each.startswith((here, "data:")) for each in browser.requests())
-    assert browser.requests()

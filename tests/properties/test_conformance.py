@@ -40,12 +40,6 @@ def test_every_wrapper_is_tried_around_every_rule_that_can_be_wrapped():
             ov.make_rule(name)
 
 
-def test_every_check_states_a_fact():
-    for name, check in CHECKS.items():
-        assert check.__doc__, name
-        assert check.__name__ == name.replace("-", "_"), name
-
-
 class Middle(ov.VectorRule):
     """A correct rule of a third party, as short as possible."""
 
@@ -126,30 +120,9 @@ class ReturnsNan(Broken):
         return (rows / norms).sum(dim=0) * norms.mean() / len(rows)
 
 
-class Overflows(Broken):
-    def aggregate(self, rows, num_byzantine):
-        return rows.exp().log().mean(dim=0)
-
-
 class DrawsFromNumpy(Broken):
     def aggregate(self, rows, num_byzantine):
         return rows[np.random.randint(len(rows))]  # noqa: NPY002
-
-
-class DrawsFromTorch(Broken):
-    def aggregate(self, rows, num_byzantine):
-        return rows[torch.randint(len(rows), ())]
-
-
-class DrawsFromPython(Broken):
-    def aggregate(self, rows, num_byzantine):
-        return random.choice(list(rows))
-
-
-class SeedsTheWorld(Broken):
-    def aggregate(self, rows, num_byzantine):
-        np.random.seed(0)  # noqa: NPY002
-        return super().aggregate(rows, num_byzantine)
 
 
 class ChangesASetting(Broken):
@@ -182,16 +155,6 @@ class CountsInFractions(Broken):
         return num_clients / 2
 
 
-class ToleratesLessOfMore(Broken):
-    def max_byzantine(self, num_clients):
-        return max(0, 5 - num_clients)
-
-
-class ToleratesNegatives(Broken):
-    def max_byzantine(self, num_clients):
-        return (num_clients - 3) // 2
-
-
 class HidesState(Broken):
     def __init__(self):
         self.last = 0
@@ -210,12 +173,6 @@ class AddsOne(Broken):
 class Sums(Broken):
     def aggregate(self, rows, num_byzantine):
         return rows.double().sum(dim=0)
-
-
-class TakesTheMedianNorm(Broken):
-    def aggregate(self, rows, num_byzantine):
-        mean = super().aggregate(rows, num_byzantine)
-        return mean * (1 if mean.norm() < 2 else 2 / mean.norm())
 
 
 class TakesTheLargest(Broken):
@@ -363,27 +320,20 @@ def test_breakdown_is_also_checked_after_rounds_of_good_behaviour():
 CAUGHT = [
     (WritesIntoItsInput(), "leaves-inputs-alone"),
     (ReturnsNan(), "finite"),
-    (Overflows(), "finite"),
     (DrawsFromNumpy(), "no-global-state"),
     (DrawsFromNumpy(), "same-seed-same-verdict"),
-    (DrawsFromTorch(), "no-global-state"),
-    (DrawsFromPython(), "no-global-state"),
-    (SeedsTheWorld(), "no-global-state"),
     (ChangesASetting(), "no-global-state"),
     (PrefersTheFirst(), "permutation-invariant"),
     (PrefersTheFirst(), "mean-without-byzantine"),
     (IsTooConfident(), "breakdown"),
     (DropsTheFarthestFromTheMean(), "geometric-scales"),
     (CountsInFractions(), "limit-makes-sense"),
-    (ToleratesLessOfMore(), "limit-makes-sense"),
-    (ToleratesNegatives(), "limit-makes-sense"),
     (HidesState(), "same-seed-same-verdict"),
     (AddsOne(), "unanimous"),
     (AddsOne(), "one-client"),
     (AddsOne(), "scale-equivariant"),
     (Sums(), "translation-equivariant"),
     (Sums(), "inside-the-box"),
-    (TakesTheMedianNorm(), "scale-equivariant"),
     (TakesTheLargest(), "sign-equivariant"),
     (LooksAtOtherCoordinates(), "per-coordinate"),
     (WeighsTooMuch(), "average-of-clients"),
@@ -457,25 +407,6 @@ def test_a_failure_keeps_what_was_raised_and_names_the_line():
     assert "test_conformance.py, line " in caught.value.failures[0].given
 
 
-class ReturnsWeightsThatSumToHalf(ov.Rule):
-    traits = ov.Traits(uses_num_byzantine=False)
-
-    def max_byzantine(self, num_clients):
-        return 0
-
-    def compute(self, matrix, info):
-        weights = torch.full((*matrix.batch, matrix.num_clients), 0.5 / matrix.num_clients)
-        return ov.Aggregation(weights=weights.double().to(matrix.device))
-
-
-def test_weights_that_are_no_average_are_explained():
-    with pytest.raises(ov.ConformanceError) as caught:
-        ov.check_rule(ReturnsWeightsThatSumToHalf())
-    (failure,) = [each for each in caught.value.failures if each.check == "average-of-clients"]
-    assert "Weights without a vector" in failure.fact
-    assert "return its vector too" in failure.seen
-
-
 def test_an_exemption_needs_a_known_check_and_a_reason():
     with pytest.raises(TypeError, match="exempt must map the name of a check to the reason"):
         ov.check_rule(Middle(), exempt=["unanimous"])
@@ -489,14 +420,6 @@ def test_an_exemption_needs_a_known_check_and_a_reason():
 def test_an_exemption_that_is_not_needed_warns():
     with pytest.warns(ov.OutvoteWarning, match="middle passes 'unanimous'; the exemption"):
         ov.check_rule(Middle(), exempt={"unanimous": "no idea"})
-
-
-def test_an_exemption_holds_for_its_check_alone():
-    with pytest.raises(ov.ConformanceError) as caught:
-        ov.check_rule(AddsOne(), exempt={"unanimous": "it adds one"})
-    checks = [failure.check for failure in caught.value.failures]
-    assert "one-client" in checks
-    assert "unanimous" not in checks
 
 
 @pytest.mark.parametrize("thing", ["median", ov.Median, None])

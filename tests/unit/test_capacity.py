@@ -58,18 +58,6 @@ def test_memory_that_is_spared_is_not_used(monkeypatch):
     assert gpu_memory.how_many_fit(done.append, CPU) is None
 
 
-def test_memory_that_all_units_share_counts_once(monkeypatch):
-    monkeypatch.setattr(gpu_memory, "free_on_gpu", lambda device: 1000)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
-    done = []
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 300 + 5 * done[-1])
-    assert gpu_memory.how_many_fit(done.append, CUDA) == 100
-    # A single unit does not show what is shared.
-    assert gpu_memory.how_many_fit(done.append, CUDA, several=1) == 2
-
-
 def test_where_several_units_do_not_fit_fewer_are_measured(monkeypatch):
     monkeypatch.setattr(gpu_memory, "free_on_gpu", lambda device: 1000)
     for name in ("synchronize", "reset_peak_memory_stats"):

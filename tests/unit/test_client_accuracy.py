@@ -32,7 +32,6 @@ from outvote.training.stacked_trainer import StackedTrainer
 from outvote.training.strata import Strata
 from outvote.training.vmap_trainer import VmapTrainer
 from simulations import Recorder, execute, results, tiny
-from synthetic_data import write_leaf
 
 TWO = {"rule": ["krum", "gas(krum)"], "attack": ["none", "lie"], "rounds": 4}
 
@@ -136,16 +135,6 @@ def test_the_worst_decile_is_a_tenth_of_the_honest_clients_and_at_least_one(hone
     assert found.worst_decile == pytest.approx(sum(values[:worst]) / worst)
 
 
-def test_classes_without_test_samples_are_left_out():
-    train = ArraySamples([torch.zeros(6, 1)], torch.tensor([0, 0, 1, 2, 2, 2]), device=CPU)
-    test = ArraySamples([torch.zeros(4, 1)], torch.tensor([0, 1, 1, -100]), device=CPU)
-    tests = ClientTests.of(train, test, 3)
-    federation = make_federation([[0, 1, 2, 3], [4, 5]], num_byzantine=0)
-    found = client_accuracy(tests, federation, torch.tensor([1.0, 1.0, 0.0]).double())
-    assert found.each == (pytest.approx((2 * 1 + 1 * 0.5) / 3, abs=1e-4), None)
-    assert found.mean == found.worst_decile == pytest.approx(2.5 / 3)
-
-
 def test_nothing_is_known_where_targets_are_no_classes_or_nobody_is_honest():
     numbers = ArraySamples([torch.zeros(4, 1)], torch.rand(4), device=CPU)
     labels = ArraySamples([torch.zeros(4, 1)], torch.arange(4), device=CPU)
@@ -170,27 +159,6 @@ def test_clients_that_are_groups_are_tested_on_samples_of_their_group():
     found = client_accuracy(tests, federation, torch.tensor([1.0, 0.0, 0.0, 1.0]).double())
     assert found.each == (0.0, 0.5, None)
     assert (found.mean, found.worst_decile) == (0.25, 0.0)
-
-
-def test_a_writer_of_femnist_is_tested_on_its_own_images(tmp_path, monkeypatch):
-    write_leaf(tmp_path / "data" / "femnist", num_writers=6, num_classes=3, num_train=8, num_test=3)
-    monkeypatch.setenv("OUTVOTE_DATA", str(tmp_path / "data"))
-    plan = tiny(
-        "rounds=2",
-        data={"name": "femnist", "partition": "by-group"},
-        federation={"num_clients": "all", "sampled": 6, "byzantine": 1},
-    )
-    execute(plan, tmp_path / "runs")
-    (run,) = collect([tmp_path / "runs"])
-    accuracy = run.clients.accuracy
-    # Writer k has 3 + k test images; writers may be in any order.
-    known = accuracy[~np.isnan(accuracy)]
-    assert len(known) == 5
-    sizes = [
-        {size for size in range(3, 9) if abs(size * a - round(size * a)) < 1e-3} for a in known
-    ]
-    assert all(sizes)
-    assert run.series.accuracy[-1] != pytest.approx(run.series.client_accuracy[-1], abs=1e-9)
 
 
 def test_sequences_of_targets_and_ignored_ones_are_counted_one_by_one():
@@ -241,29 +209,6 @@ def test_all_trainers_count_the_same_and_the_accuracy_stays(device):
     assert len({tuple(each) for each in found[SequentialTrainer]}) == 3
 
 
-def test_losses_of_users_on_other_outputs_have_no_accuracy_and_no_counts():
-    own = samples(20)
-    targets, pair = (
-        own.targets,
-        lambda outputs, wanted: nn.functional.cross_entropy(outputs[0], wanted),
-    )
-
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(36, 4).double()
-
-        def forward(self, images):
-            return self.layer(images.flatten(1)), images.sum()
-
-    trainer = SequentialTrainer(Two(), own, Objective(pair))
-    row = nn.utils.parameters_to_vector(trainer.module.parameters()).detach()
-    none = torch.empty(1, 0, dtype=torch.float64)
-    (score,) = trainer.evaluate(row[None], none, own, Strata(targets, 4))
-    assert score.accuracy is score.correct is None
-    assert score.loss is not None
-
-
 def test_a_resumed_run_has_the_same_numbers_and_the_same_clients(tmp_path):
     plan = tiny(rule=["krum"], data={"partition": "dirichlet", "beta": 0.3})
     execute(plan, tmp_path / "whole")
@@ -297,11 +242,6 @@ def test_regression_has_no_such_columns(tmp_path):
     header = to_export(runs, is_packed=False).decode().splitlines()[0]
     assert "client" not in header
     assert "test_loss" in header
-
-
-def with_clients(result, rounds):
-    """A made-up run whose rounds have what honest clients get."""
-    return replace(result, clients=clients_of(rounds))
 
 
 def recorded(rounds: list[Round], num_clients: int, byzantine=()) -> list[Round]:

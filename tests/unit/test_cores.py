@@ -256,7 +256,7 @@ class TestEnds:
         monkeypatch.setattr("outvote.training.workers.SECONDS_TO_START", 0.0)
         before = children()
         assert_same_bits(cores().train(), plain())
-        assert children() == before
+        assert set(children()) <= set(before)
 
     @pytest.mark.parametrize(
         "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
@@ -321,7 +321,7 @@ class TestHere:
         before, own = children(), cores()
         poison = tasks(poison=lambda values, labels: (-values, labels))
         assert_same_bits(own.train(poison), plain(given=poison))
-        assert children() == before
+        assert set(children()) <= set(before)
 
     def test_an_error_in_a_process_is_raised_as_without_one(self):
         own = cores()
@@ -334,10 +334,10 @@ class TestHere:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         before, own = children(), cores()
         own.train()
-        assert children() == before
+        assert set(children()) <= set(before)
 
     def test_a_short_job_has_no_processes(self, monkeypatch):
         monkeypatch.setattr(SECONDS, 100.0)
         before, own = children(), cores()
         own.train()
-        assert children() == before
+        assert set(children()) <= set(before)

@@ -10,7 +10,7 @@ import pytest
 from data_files import batches, cifar_entry, small_cifar, write_png
 from made_results import made_results, write_store
 from outvote.data.checksum import read_npz
-from outvote.data.dataset import DamagedDataError
+from outvote.data.faults import DamagedDataError
 from outvote.data.femnist import read_leaf
 from outvote.data.image_files import read_rgb
 from outvote.data.loader import load_entry

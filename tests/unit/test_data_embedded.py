@@ -10,7 +10,7 @@ import pytest
 
 from outvote.data import MissingDataError, load, mnist
 from outvote.data.cache import data_root, search_folders
-from outvote.data.dataset import DamagedDataError
+from outvote.data.faults import DamagedDataError
 
 ROOT = Path(__file__).parents[2]
 FOLDER = importlib.resources.files("outvote.data") / "embedded"

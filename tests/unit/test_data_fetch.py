@@ -22,8 +22,8 @@ from data_files import (
 )
 from outvote.data import download as downloading
 from outvote.data.cifar import PNG_FILES
-from outvote.data.dataset import FetchError, MissingDataError
 from outvote.data.dataset_entry import DatasetEntry, Download, Package, RemoteFile
+from outvote.data.faults import FetchError, MissingDataError
 from outvote.data.fetch import fetch_entry
 
 IMAGES, LABELS, FACTS = small_cifar()

@@ -14,12 +14,10 @@ import outvote as ov
 from federations import TRAINING, make_runs, networks, samples
 from outvote.engine.diagnostics import RuleInput, diagnose_rule, groups_of
 from outvote.engine.simulation import first_state, make_run_stack, simulate
-from outvote.experiment.run_spec import RunSpec, as_table
 from outvote.metrics.certificate import bound_factor, certificate
 from outvote.results.collect import collect
-from outvote.results.export import read_export, to_export
 from outvote.results.round import Diagnostics
-from outvote.results.series import DIAGNOSTICS, SERIES
+from outvote.results.series import DIAGNOSTICS
 from outvote.rules.aggregate import aggregate
 from outvote.training.batches import draw_batches
 from outvote.training.cores import CoresTrainer
@@ -270,27 +268,3 @@ def test_diagnostics_are_written_read_and_exported(tmp_path):
     assert b"diagnostics" not in (plain.folder.path / "metrics.jsonl").read_bytes()
     others = [replace(each, diagnostics=None) for each in mean.folder.rounds()]
     assert others == plain.folder.rounds()
-
-
-def test_an_export_has_diagnostics_only_if_a_run_has_them(tmp_path):
-    execute(tiny("rounds=1", "diagnostics=true", "rule=gas(median)"), tmp_path / "with")
-    execute(tiny("rounds=1", "rule=mean"), tmp_path / "without")
-    with_, without = collect([tmp_path / "with"]), collect([tmp_path / "without"])
-    assert b"kappa" not in to_export(without, is_packed=False)
-    path = tmp_path / "all.csv"
-    path.write_bytes(to_export(with_ + without, is_packed=False))
-    found = {result.rule: result.series for result in read_export(path)}
-    assert found["gas(median)"].kappa == pytest.approx(with_[0].series.kappa, rel=5e-5)
-    assert np.isnan(found["mean"].kappa).all()
-    assert len(found["mean"].kappa) == 1
-    assert to_export(read_export(path), is_packed=False) == path.read_bytes()
-
-
-def test_diagnostics_are_no_columns_that_every_run_has():
-    assert not set(SERIES) & set(DIAGNOSTICS)
-
-
-def test_diagnostics_are_another_run_and_runs_without_are_what_they_were():
-    assert RunSpec(diagnostics=True).hash != RunSpec().hash
-    assert "diagnostics" not in as_table(RunSpec())
-    assert as_table(RunSpec(diagnostics=True))["diagnostics"] is True

@@ -68,24 +68,6 @@ def test_pandas_reads_accuracy_by_beta_from_the_index_in_one_line(runs):
     assert [tuple(row) for row in found.to_numpy().tolist()] == by_beta(runs)
 
 
-def test_the_query_of_the_index_is_also_that_of_sqlite(runs):
-    query = OF_INDEX.replace("sqlite_scan('runs/index.sqlite', 'runs')", "runs")
-    query = query.replace("GROUP BY ALL ORDER BY ALL", "GROUP BY 1 ORDER BY 1")
-    index = sqlite3.connect("runs/index.sqlite")
-    found = index.execute(query).fetchall()
-    index.close()
-    assert found == by_beta(runs)
-
-
-def test_duckdb_reads_the_index(runs):
-    duckdb = pytest.importorskip("duckdb")
-    try:
-        duckdb.sql("LOAD sqlite")
-    except duckdb.Error:
-        pytest.skip("DuckDB has no SQLite extension here")
-    assert duckdb.sql(OF_INDEX).fetchall() == by_beta(runs)
-
-
 def test_duckdb_reads_the_parquet_file(runs, capsys):
     duckdb = pytest.importorskip("duckdb")
     pytest.importorskip("pyarrow")

@@ -1,17 +1,13 @@
 """Titles in figures: none leaves the figure, none reaches into a neighbour."""
 
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from made_results import made_results, write_store
-from outvote.report.audit import audit_run
-from outvote.report.figure_maps import draw_identification
-from outvote.report.figure_style import SETTINGS, fit_titles
+from made_results import made_results
+from outvote.report.figure_style import fit_titles
 from outvote.report.figures import figure_of
 
 LONG = {
@@ -68,16 +64,6 @@ def test_no_title_leaves_the_figure_or_overlaps_a_neighbour(case):
     kind, suite = CASES[case]
     figure = figure_of(kind, made_results(suite, seeds=1, rounds=3))
     assert faults(figure) == ([], [])
-
-
-def test_the_title_of_an_audit_fits_beside_the_legend(tmp_path):
-    audit = audit_run(write_store(tmp_path, {"rule": "median", "rounds": 3}, seeds=1)[0])
-    assert audit is not None
-    with rc_context(fname=SETTINGS):
-        figure = draw_identification(replace(audit, title="a log of many clients, " * 12))
-        assert faults(figure)[0]
-        fit_titles(figure)
-        assert faults(figure) == ([], [])
 
 
 def test_only_titles_that_do_not_fit_are_changed_and_panels_keep_their_height():

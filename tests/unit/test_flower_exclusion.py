@@ -112,13 +112,6 @@ def test_distances_are_to_the_average_of_the_others():
     np.testing.assert_allclose(found, np.array(expected) / np.median(expected), rtol=1e-9)
 
 
-def test_distances_of_huge_and_of_equal_updates_are_numbers_or_unknown():
-    assert relative_distances([0.0, 0.0], [None, None], [0.5, 0.5], 0.0) is None
-    found = relative_distances([1.0, 1e200, 1.0], [1.0, None, 0.9], [0.5, 0.0, 0.5], 1.0)
-    assert np.isfinite(found).all()
-    assert found[1] > 1e50
-
-
 @pytest.mark.parametrize("rate", [0.1, 0.02])
 def test_under_the_null_hypothesis_the_test_rejects_at_most_at_its_rate(rate):
     draw = np.random.default_rng(1)
@@ -149,50 +142,11 @@ def test_the_wealth_of_a_fair_coin_is_one_on_average():
     assert mean(SequentialTest(), 10) == pytest.approx(1, rel=1e-12)
 
 
-@pytest.mark.parametrize(("num_honest", "most"), [(0, 10), (100, 22), (1000, 29)])
-def test_a_node_that_turns_byzantine_late_is_found(num_honest, most):
-    test = SequentialTest()
-    for _ in range(num_honest):
-        test.add(is_against=False)
-    num_rounds = 0
-    while test.wealth < 100:
-        test.add(is_against=True)
-        num_rounds += 1
-    assert num_rounds == most
-
-
-def test_after_so_many_malformed_replies_a_node_is_out():
-    exclusions = Exclusions(exclude_after=3)
-    for round_ in (1, 2):
-        exclusions.record(round_, malformed=[101])
-        assert out(exclusions, round_ + 1) == []
-    exclusions.record(3, malformed=[101])
-    assert out(exclusions, 4) == out(exclusions, 400) == [101]
-    assert exclusions.evidence(101) == (
-        "excluded after round 3: malformed replies in round 1, round 2, round 3"
-    )
-
-
 def outvote(exclusions, node, first, num_rounds):
     """Let rounds count against a node; return the round after them."""
     for round_ in range(first, first + num_rounds):
         exclusions.record(round_, verdicts={node: True, 111: False})
     return first + num_rounds
-
-
-def test_being_kept_is_evidence_for_a_node():
-    exclusions = Exclusions(rate=0.01)
-    for round_ in range(1, 200, 2):
-        exclusions.record(round_, verdicts={101: True})
-        exclusions.record(round_ + 1, verdicts={101: False})
-    assert out(exclusions, 201) == []
-
-
-def test_nobody_is_excluded_unless_that_is_wanted():
-    exclusions = Exclusions()
-    for round_ in range(1, 50):
-        exclusions.record(round_, malformed=[101], verdicts={102: True})
-    assert out(exclusions, 50) == []
 
 
 def test_never_more_are_excluded_than_may_be_byzantine_and_the_worst_go_first():
@@ -219,28 +173,6 @@ def test_nobody_is_excluded_whom_the_rule_needs():
     assert out(exclusions, 2, NODES[:9], 7, 2, like_krum) == [101, 102]
 
 
-def test_after_probation_one_malformed_reply_excludes_again():
-    exclusions = Exclusions(exclude_after=2, probation=3)
-    exclusions.record(1, malformed=[101])
-    exclusions.record(2, malformed=[101])
-    assert [out(exclusions, round_) for round_ in (3, 4, 5, 6)] == [[101], [101], [101], []]
-    exclusions.record(6, malformed=[101])
-    assert out(exclusions, 7) == [101]
-    assert exclusions.evidence(101) == (
-        "excluded after round 6: malformed replies in round 2, round 6"
-    )
-
-
-def test_after_probation_the_test_begins_anew():
-    exclusions = Exclusions(rate=0.01, probation=1)
-    after = outvote(exclusions, 101, 1, 10)
-    assert out(exclusions, after) == [101]
-    assert out(exclusions, after + 1) == []
-    after = outvote(exclusions, 101, after + 1, 9)
-    assert out(exclusions, after) == []
-    assert out(exclusions, outvote(exclusions, 101, after, 1)) == [101]
-
-
 def test_the_evidence_survives_a_restart():
     exclusions = Exclusions(exclude_after=2, probation=9, rate=0.01)
     for round_ in (1, 2):
@@ -255,32 +187,6 @@ def test_the_evidence_survives_a_restart():
     ]
     outvote(again, 103, 10, 1)
     assert out(again, 11, num_byzantine=3) == [101, 102, 103]
-
-
-def test_what_excludes_can_be_settled_anew_at_a_restart():
-    exclusions = Exclusions(exclude_after=2, rate=0.01)
-    for round_ in (1, 2, 3):
-        exclusions.record(round_, malformed=[101])
-    exclusions.record(3, malformed=[102])
-    exclusions.record(4, malformed=[102])
-    outvote(exclusions, 103, 1, 10)
-    found = {}
-    for exclude_after, rate in ((None, None), (2, None), (3, None), (4, 0.01), (4, 0.001)):
-        again = Exclusions(exclude_after, rate=rate)
-        again.from_notes(exclusions.to_notes())
-        found[exclude_after, rate] = out(again, 5)
-    assert list(found.values()) == [[], [101, 102], [101], [103], []]
-
-
-def test_the_stored_replies_of_a_node_do_not_grow_for_ever():
-    for exclude_after in (None, 150):
-        exclusions = Exclusions(exclude_after)
-        for round_ in range(1, 151):
-            exclusions.record(round_, malformed=[101])
-        rounds = [round_ for _, round_, _ in exclusions.to_notes()["offences"]]
-        assert len(rounds) == (exclude_after or 100)
-        assert rounds[-1] == 150
-    assert out(exclusions, 151) == [101]
 
 
 def test_exclusion_does_not_lower_the_number_of_byzantine_nodes(tmp_path):

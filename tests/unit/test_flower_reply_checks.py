@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,28 +94,6 @@ def test_whatever_bytes_come_they_are_read_or_refused(data):
 def test_files_that_hold_anything_else_are_refused_with_a_reason(data, reason):
     with pytest.raises(Malformed, match=reason):
         read(labelled(data))
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (labelled(npy(RIGHT), stype="torch.Tensor"), "stored as 'torch.Tensor'"),
-        (labelled(npy(RIGHT), dtype="float64"), "is of 'float64', the model's of float32"),
-        (labelled(npy(RIGHT), shape=(4, 3)), r"has the shape '\(4, 3\)', the model's \(3, 4\)"),
-        (content_of({"w": MODEL["w"]}), "array 'b' is missing"),
-        (content_of({**MODEL, "x" * 500: RIGHT}), r"array 'x{76}\.\.\. is unknown to the model"),
-        (RecordDict({"metrics": MetricRecord({"loss": 1.0})}), "it has 0 ArrayRecords"),
-        (RecordDict({"a": record_of(MODEL), "b": record_of(MODEL)}), "it has 2 ArrayRecords"),
-        (RecordDict({"arrays": ArrayRecord()}), "array 'w' is missing"),
-        (
-            RecordDict({"a": record_of(MODEL), "m": MetricRecord(), "n": MetricRecord()}),
-            "it has 2 MetricRecords",
-        ),
-    ],
-)
-def test_labels_keys_and_records_must_be_those_of_the_model(content, reason):
-    with pytest.raises(Malformed, match=reason):
-        read(content)
 
 
 @pytest.mark.parametrize("count", [0, -1, float("nan"), float("inf"), [3, 4]])

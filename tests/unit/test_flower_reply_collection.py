@@ -5,7 +5,7 @@ from time import monotonic
 
 import numpy as np
 import pytest
-from flwr.app import Array, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ConfigRecord, Message
 from flwr.serverapp.strategy import FedMedian
 
 from bad_replies import (
@@ -19,73 +19,46 @@ from bad_replies import (
     run_round,
 )
 from outvote.flower import RobustStrategy
-from outvote.flower.reply_collection import send_and_receive, sort_replies
 from outvote.results.audit_log import read_audit
 
 MODEL = {"w": np.zeros((3, 4), np.float32), "b": np.zeros(2, np.float32)}
 NODES = range(100, 107)
 
 
-def asked(num_nodes=3):
-    grid = HandMadeGrid(range(num_nodes), lambda message: None)
-    content = RecordDict({"arrays": record_of(MODEL)})
-    messages = [Message(content, node, "train") for node in range(100, 100 + num_nodes)]
+def test_each_reply_is_that_of_the_node_that_was_asked(tmp_path):
+    """Second replies, errors, labels and answers to other rounds are laid at the right door."""
+    strategy = RobustStrategy("median", num_byzantine=0, audit_dir=tmp_path)
+    grid = HandMadeGrid(NODES, lambda message: None)
+    old = strategy.configure_train(1, record_of(MODEL), ConfigRecord(), grid)
+    grid.push_messages(old)
+    strategy.aggregate_train(1, [])
+    messages = strategy.configure_train(2, record_of(MODEL), ConfigRecord(), grid)
     grid.push_messages(messages)
-    return messages
-
-
-def test_an_error_is_laid_at_the_door_of_the_node_that_was_asked():
-    messages = asked()
-    answers = sort_replies(messages, [error_reply(messages[1], "it\nis\ngone" * 100)])
-    assert list(answers.errors) == [101]
-    assert answers.errors[101].startswith("error 3: 'it\\nis")
-    assert len(answers.errors[101]) < 100
-    assert answers.missing == [100, 102]
-
-
-def test_an_error_about_an_unknown_message_is_nobodys():
-    messages, unknown = asked(), asked()
-    unknown[0].metadata.__dict__["_message_id"] = "unknown"
-    answers = sort_replies(messages, [error_reply(unknown[0])])
-    assert answers.missing == [100, 101, 102]
-    assert not answers.errors
-    assert not answers.malformed
-
-
-def test_second_replies_do_not_count():
-    messages = asked()
-    twice = Message(content_of(MODEL), reply_to=messages[1])
-    fine = Message(content_of(MODEL), reply_to=messages[2])
-    answers = sort_replies(messages, [twice, twice, fine])
-    assert answers.malformed == {101: "it answered more than once"}
-    assert list(answers.contents) == [102]
-    assert answers.missing == [100]
-
-
-def test_an_error_and_a_reply_are_more_than_one_reply():
-    messages = asked()
-    fine = Message(content_of(MODEL), reply_to=messages[1])
-    for replies in ([error_reply(messages[1]), fine], [fine, error_reply(messages[1])]):
-        answers = sort_replies(messages, replies)
-        assert (list(answers.malformed), answers.contents, answers.errors) == ([101], {}, {})
+    fine = [Message(content_of(honest(100, MODEL)), reply_to=each) for each in messages]
+    no_records = Message(content_of(MODEL), reply_to=messages[4])
+    no_records.__dict__["_content"] = Array(np.zeros(3))
+    replies = [
+        fine[0],
+        *(fine[1], fine[1]),
+        *(error_reply(messages[2], "gone\n" * 100), fine[2]),
+        error_reply(messages[3]),
+        no_records,
+        Message(content_of(MODEL), reply_to=old[5]),
+        labelled(fine[6], 999),  # By whom is not known: nobody is blamed.
+        labelled(Message(content_of(MODEL), reply_to=messages[6]), 100),
+    ]
+    strategy.aggregate_train(2, replies)
+    strategy.close()
+    standings = [each.standing for each in read_audit(tmp_path)[1].clients]
+    assert standings == [
+        *("aggregated", "malformed", "malformed", "error", "malformed", "late", "missing")
+    ]
 
 
 def labelled(reply, source):
     """The label on what a node sends is written by that node; the SuperLink checks a copy."""
     reply.metadata.__dict__["_src_node_id"] = source
     return reply
-
-
-def test_a_label_blames_nobody_where_it_is_not_known_who_wrote_it():
-    messages = asked()
-    own = Message(content_of(MODEL), reply_to=messages[0])
-    forged = labelled(Message(content_of(MODEL), reply_to=messages[1]), 100)
-    stranger = labelled(Message(content_of(MODEL), reply_to=messages[2]), 999)
-    for replies in ([own, forged, stranger], [stranger, forged, own]):
-        answers = sort_replies(messages, replies)
-        assert list(answers.contents) == [100]
-        assert answers.malformed == {}
-        assert answers.missing == [101, 102]
 
 
 @pytest.mark.parametrize("what", ["sender", "question"])
@@ -110,53 +83,6 @@ def test_nobody_can_be_made_to_look_bad_by_a_label(what, tmp_path):
     assert bad.reason == "it is labelled as another node's reply"
 
 
-def test_a_reply_that_is_something_else_than_records_is_malformed():
-    messages = asked()
-    replies = [Message(content_of(MODEL), reply_to=message) for message in messages]
-    replies[1].__dict__["_content"] = Array(np.zeros(3))
-    answers = sort_replies(messages, replies)
-    assert answers.malformed == {101: "it sent no records"}
-
-
-def test_a_reply_to_an_earlier_round_is_late():
-    before, messages = asked(), asked()
-    before[0].metadata.__dict__["_message_id"] = "of-an-earlier-round"
-    answers = sort_replies(messages, [Message(content_of(MODEL), reply_to=before[0])])
-    assert list(answers.late) == [100]
-    assert answers.missing == [101, 102]
-
-
-def test_replies_that_come_after_their_round_are_logged_as_late_of_that_round(tmp_path):
-    slow = {}
-
-    def respond(message):
-        node = message.metadata.dst_node_id
-        reply = Message(content_of(honest(node, MODEL)), reply_to=message)
-        if node in (101, 102) and not slow.get("over"):
-            if node == 101:
-                slow[message.metadata.message_id] = reply
-            return None
-        return reply
-
-    grid = HandMadeGrid(NODES, respond)
-    strategy = RobustStrategy("median", num_byzantine=1, audit_dir=tmp_path)
-    model, _ = run_round(strategy, grid, record_of(MODEL), 1)
-    (entry,) = read_audit(tmp_path)
-    assert [each.client for each in entry.clients if each.standing == "missing"] == ["101", "102"]
-    grid.mail.update(slow)
-    slow["over"] = True
-    run_round(strategy, grid, model, 2)
-    strategy.close()
-    first, second = read_audit(tmp_path)
-    standings = {each.client: each.standing for each in first.clients}
-    assert (standings["101"], standings["102"], standings["103"]) == (
-        "late",
-        "missing",
-        "aggregated",
-    )
-    assert {each.standing for each in second.clients} == {"aggregated"}
-
-
 @pytest.mark.parametrize(("num_rounds", "standing"), [(3, "late"), (13, "missing")])
 def test_a_late_reply_is_looked_for_over_several_rounds(num_rounds, standing, tmp_path):
     slow = {}
@@ -177,28 +103,6 @@ def test_a_late_reply_is_looked_for_over_several_rounds(num_rounds, standing, tm
         run_round(strategy, grid, record_of(MODEL), number)
     strategy.close()
     assert [each.standing for each in read_audit(tmp_path)[0].clients][1] == standing
-
-
-def test_a_round_with_many_late_replies_is_logged_again_once(tmp_path):
-    slow = {}
-
-    def respond(message):
-        node = message.metadata.dst_node_id
-        reply = Message(content_of(honest(node, MODEL)), reply_to=message)
-        if node < 104 and not slow.get("over"):
-            slow[message.metadata.message_id] = reply
-            return None
-        return reply
-
-    grid = HandMadeGrid(NODES, respond)
-    strategy = RobustStrategy("median", num_byzantine=1, audit_dir=tmp_path)
-    model, _ = run_round(strategy, grid, record_of(MODEL), 1)
-    grid.mail.update(slow)
-    slow["over"] = True
-    run_round(strategy, grid, model, 2)
-    strategy.close()
-    assert len((strategy.run_dir / "audit.jsonl").read_text().splitlines()) == 3
-    assert [each.standing for each in read_audit(tmp_path)[0].clients][:4] == ["late"] * 4
 
 
 class StrictGrid(HandMadeGrid):
@@ -234,24 +138,6 @@ def test_a_reply_that_flower_cannot_decode_harms_only_who_sent_it(tmp_path):
         assert bad.reason.startswith("Flower cannot decode it: 'TypeError: Invalid arguments")
 
 
-def test_who_does_not_answer_is_waited_for_until_the_time_is_over(monkeypatch):
-    monkeypatch.setattr("outvote.flower.reply_collection.SECONDS_BETWEEN_PULLS", 0.01)
-    grid = HandMadeGrid(NODES, respond_with("none", []))
-    messages = asked()
-    slow = []
-
-    def pull_messages(keys):
-        slow.append(keys)
-        return HandMadeGrid.pull_messages(grid, keys) if len(slow) > 10 else []
-
-    grid.pull_messages = pull_messages
-    assert len(send_and_receive(grid, messages, timeout=60)) == 3
-    assert len(slow) == 13
-    grid.respond = lambda message: None
-    assert send_and_receive(grid, asked(), timeout=0.05) == []
-    assert send_and_receive(grid, [], timeout=60) == []
-
-
 def test_who_announces_a_reply_and_does_not_send_it_holds_up_nobody(monkeypatch, tmp_path):
     monkeypatch.setattr("outvote.flower.reply_collection.SECONDS_BETWEEN_PULLS", 0.01)
     monkeypatch.setattr("outvote.flower.reply_collection.SECONDS_FOR_A_PULL", 0.05)
@@ -280,14 +166,14 @@ def test_who_announces_a_reply_and_does_not_send_it_holds_up_nobody(monkeypatch,
 
 
 def test_a_broken_network_is_not_blamed_on_a_node():
-    grid = HandMadeGrid(NODES, respond_with("none", []))
-
     def pull_messages(keys):
         raise ConnectionError("the network is down")
 
+    grid = HandMadeGrid(NODES, respond_with("none", []))
     grid.pull_messages = pull_messages
+    strategy = RobustStrategy("median", num_byzantine=1, audit_dir=None)
     with pytest.raises(ConnectionError):
-        send_and_receive(grid, asked(), timeout=60)
+        strategy.start(grid, record_of(MODEL), num_rounds=1)
 
 
 def test_the_order_of_arrival_does_not_matter():

@@ -242,29 +242,6 @@ def test_a_server_killed_in_any_moment_goes_on_at_the_right_round_with_the_same_
     assert weights(result.arrays) == weights(expected.arrays)
 
 
-def test_a_round_is_written_and_synced_before_its_checkpoint(tmp_path, monkeypatch):
-    order = []
-
-    def record(owner, name):
-        function = getattr(owner, name)
-
-        def call(*arguments):
-            is_metrics = name == "append_line" and arguments[0].name == "metrics.jsonl"
-            order.append("metrics" if is_metrics else name)
-            return function(*arguments)
-
-        monkeypatch.setattr(owner, name, call)
-
-    for name in ("write_whole", "append_line", "sync_lines"):
-        record(audit_writer.disk, name)
-    record(audit_writer, "save_state")
-    strategy = RobustStrategy(audit_dir=tmp_path, checkpoint_every=2, **SETTINGS)
-    strategy.start(grid_of(), record_of(MODEL), num_rounds=3)
-    line = ["append_line", "sync_lines"]
-    order = [name for name in order if name != "metrics"]
-    assert order == ["write_whole", *line, *line, "save_state", *line, "save_state"]
-
-
 @dataclass
 class Reputation:
     trust: dict

@@ -1,15 +1,11 @@
 """What a Flower user finds again after switching to RobustStrategy: hooks, logs, results."""
 
-import logging
-import re
-
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.server import Server, SimpleClientManager
-from flwr.serverapp.strategy import FedAvg
 
 from bad_replies import HandMadeGrid, arrays_of, content_of, honest, record_of, run_round
 from flower_small import MODEL, NODES, grid_of, strategy_of
@@ -92,42 +88,6 @@ def test_the_strategy_can_be_subclassed_and_resumed(tmp_path):
     assert rates == [0.5] * 11 + [0.25] * 11 + [0.125] * 11
 
 
-def lines_of(caplog):
-    return [record.getMessage().strip("\t │├└─>") for record in caplog.records]
-
-
-def test_the_log_has_the_lines_of_flowers_own_strategies(caplog):
-    """Each line of FedAvg's log has one in ours that begins alike."""
-    caplog.set_level(logging.INFO, logger="flwr")
-
-    def evaluate(number, arrays):
-        return MetricRecord({"accuracy": 0.5 + number / 10})
-
-    def run(strategy):
-        caplog.clear()
-        config = ConfigRecord({"lr": 0.1})
-        strategy.start(
-            grid_of(honest),
-            record_of(MODEL),
-            num_rounds=2,
-            train_config=config,
-            evaluate_fn=evaluate,
-        )
-        return lines_of(caplog)
-
-    ours = run(strategy_of("median", num_byzantine=None))
-    theirs = run(FedAvg())
-    beginnings = [
-        re.split(r"[:(]|\d", line)[0].replace("FedAvg", "RobustStrategy") for line in theirs
-    ]
-    missing = [each for each in beginnings if each and not any(o.startswith(each) for o in ours)]
-    assert missing == []
-    assert "configure_train: Sampled 11 nodes (out of 11)" in ours
-    assert "aggregate_train: Received 11 results and 0 failures" in ours
-    assert "aggregate_evaluate: Received 11 results and 0 failures" in ours
-    assert any(re.fullmatch(r"Strategy execution finished in \d+\.\d\ds", each) for each in ours)
-
-
 def test_the_results_of_earlier_rounds_are_there_after_a_resume(tmp_path):
     def evaluate(number, arrays):
         return MetricRecord({"accuracy": number / 10, "by_class": [0.5, float(number)]})
@@ -145,21 +105,6 @@ def test_the_results_of_earlier_rounds_are_there_after_a_resume(tmp_path):
     assert found.evaluate_metrics_serverapp == whole.evaluate_metrics_serverapp
     assert sorted(found.train_metrics_clientapp) == [1, 2, 3, 4]
     assert sorted(found.evaluate_metrics_serverapp) == [0, 1, 2, 3, 4]
-
-
-def test_metrics_of_a_round_that_is_run_again_count_once_and_nan_stays_nan(tmp_path):
-    def evaluate(number, arrays):
-        return MetricRecord({"loss": float("nan"), "count": 3})
-
-    strategy = RobustStrategy("median", audit_dir=tmp_path, checkpoint_every=5)
-    strategy.start(grid_of(honest), record_of(MODEL), 3, evaluate_fn=evaluate)
-    for path in strategy.run_dir.glob("checkpoint*"):
-        path.unlink()
-    again = RobustStrategy.resume(tmp_path)  # From the start: the checkpoint is gone.
-    found = again.start(grid_of(honest), record_of(MODEL), 2, evaluate_fn=evaluate)
-    assert sorted(found.evaluate_metrics_serverapp) == [0, 1, 2]
-    assert np.isnan(found.evaluate_metrics_serverapp[1]["loss"])
-    assert found.evaluate_metrics_serverapp[1]["count"] == 3
 
 
 @pytest.mark.parametrize(

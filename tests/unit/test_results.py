@@ -300,13 +300,6 @@ def test_only_a_lock_that_is_taken_means_another_process(tmp_path, monkeypatch):
         Writer(RunFolder(tmp_path), b"", "c")
 
 
-def test_a_status_that_cannot_be_read_is_reported_and_unknown(tmp_path):
-    (tmp_path / "status.json").write_text('{"outcome": "fini')
-    status, fault = RunFolder(tmp_path).known_status()
-    assert status is None
-    assert "status.json cannot be read" in fault
-
-
 def test_a_checkpoint_without_its_metrics_is_not_used(tmp_path):
     folder = RunFolder(tmp_path)
     save(tmp_path, a_checkpoint(3))
@@ -366,13 +359,6 @@ def test_the_selection_rate_is_a_share_of_the_byzantine_clients():
     facts = {"clients": (1, 2, 3, 4, 5, 6), "byzantine": (4, 5), "scores": (0.0,) * 6}
     rounds = [a_round(1, kept=(1, 2, 3, 4), **facts), a_round(2, kept=(1, 6), **facts)]
     assert summed(rounds).kept_byzantine == 1 / 4
-
-
-def test_without_an_attack_there_is_no_selection_rate():
-    rounds = [a_round(k, kept=(1, 4)) for k in (1, 2)]
-    assert summed(rounds, "lie").kept_byzantine == 1.0
-    assert summed(rounds, "none").kept_byzantine is None
-    assert summed([a_round(1, byzantine=())]).kept_byzantine is None
 
 
 def test_the_deviation_is_that_of_the_rounds_under_attack():

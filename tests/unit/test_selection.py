@@ -14,12 +14,11 @@ import outvote as ov
 from federations import TRAINING, make_runs, networks, samples
 from outvote.engine.federation import sample_clients
 from outvote.engine.simulation import FittingRounds, first_state, make_run_stack, simulate
-from outvote.experiment import stack_run
 from outvote.experiment.run_spec import checked, to_toml
 from outvote.results.checkpoint import read_checkpoint
 from outvote.seeding import RandomStream
 from outvote.server.selection import ByScore, Uniform, evidence, make_selection
-from simulations import execute, results, tiny
+from simulations import results, tiny
 
 INF = float("inf")
 
@@ -205,13 +204,3 @@ def test_a_run_that_was_killed_goes_on_to_the_last_bit(tmp_path):
     for folder in ("parts", "whole"):
         names["run"](tmp_path / folder)
     assert results(tmp_path / "parts") == results(tmp_path / "whole") != {}
-
-
-def test_a_checkpoint_without_a_selection_is_resumed(tmp_path, monkeypatch):
-    plan = tiny(rule="median")
-    execute(plan, tmp_path / "whole")
-    with monkeypatch.context() as earlier:
-        earlier.setattr(stack_run, "OWNERS", ("attack", "rule", "client"))
-        execute(plan, tmp_path / "parts", should_stop=lambda: True)
-    assert execute(plan, tmp_path / "parts")["median"].outcome == "finished"
-    assert results(tmp_path / "parts") == results(tmp_path / "whole")

@@ -9,7 +9,6 @@ from outvote.attacks.attack_spec import ATTACKS
 from outvote.cli.stress import LEFT_OUT, default_attacks, default_rules
 from outvote.rules.rule_spec import RULES
 from outvote.testing.stress import (
-    AskedRule,
     Cell,
     Stress,
     SyntheticGradients,
@@ -119,33 +118,6 @@ def test_the_same_seed_gives_the_same_table_and_order_does_not_matter():
     other = stress(rules[::-1], attacks[::-1], SMALL)
     for cell in one.cells:
         assert other.cell(cell.attack, cell.rule) == cell
-
-
-def test_only_a_rule_that_is_not_random_is_spared_the_same_question():
-    honest, own = draw_round(SMALL)
-    asked = []
-
-    class Counting(ov.VectorRule):
-        def max_byzantine(self, num_clients):
-            return num_clients - 1
-
-        def aggregate(self, rows, num_byzantine):
-            asked.append(1)
-            return rows.mean(0)
-
-    server = AskedRule(Counting(), honest, 4)
-    server.look_for_randomness(own)
-    assert not server.is_random
-    asked.clear()
-    matrix = torch.cat([honest, own])
-    answers = [server(matrix, seed=seed) for seed in range(3)]
-    assert len(asked) == 1
-    assert torch.equal(answers[0], answers[2])
-    matrix[-1] += 1
-    assert not torch.equal(server(matrix, seed=0), answers[0])
-    random = AskedRule(ov.make_rule("gas(median, num_groups=9)"), honest, 4)
-    random.look_for_randomness(own)
-    assert random.is_random
 
 
 def test_by_default_every_rule_takes_part_and_every_attack_that_can():

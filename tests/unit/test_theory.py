@@ -1,10 +1,8 @@
 """The convergence analysis, measured: its constants, its bounds on real rounds, and its limits."""
 
-import tomllib
 from dataclasses import asdict, replace
 from itertools import pairwise
 from math import sqrt
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -15,15 +13,13 @@ from torch.nn import functional as F
 
 import outvote as ov
 from federations import networks, samples
-from outvote.engine.diagnostics import ClientPass, measure_theory
 from outvote.engine.federation import make_federation
 from outvote.engine.local_updates import batches_of
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.experiment.builder import RunBuilder
 from outvote.experiment.plan import make_plan
-from outvote.experiment.run_spec import RunSpec, as_table, checked
-from outvote.metrics.certificate import LocalPass
+from outvote.metrics.passes import ClientPass, LocalPass, measure_theory
 from outvote.metrics.theory import (
     GASBound,
     descent_bound,
@@ -34,7 +30,7 @@ from outvote.metrics.theory import (
 from outvote.results.collect import collect
 from outvote.results.export import read_export, to_export
 from outvote.results.round import Theory
-from outvote.results.series import SERIES, THEORY
+from outvote.results.series import THEORY
 from outvote.seeding import RandomStream
 from outvote.training.local_sgd import LocalSGD
 from simulations import execute, tiny
@@ -287,13 +283,6 @@ def test_the_printed_radius_has_the_printed_constants():
     assert BOUND.printed_radius(0.5) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("probability", [0.0, -1.0, 1.5])
-def test_a_radius_is_for_a_probability(probability):
-    for radius in (BOUND.filter_radius, BOUND.vector_radius, BOUND.printed_radius):
-        with pytest.raises(ValueError, match="probability must be above 0 and at most 1"):
-            radius(probability)
-
-
 @pytest.mark.parametrize(
     ("given", "named"),
     [
@@ -422,11 +411,6 @@ def test_the_preset_is_one_plain_step_of_all_clients():
     assert make_plan({"preset": "theory"}, ["federation.sampled=10"]).specs
 
 
-def test_the_example_is_in_the_setting_of_the_theory():
-    table = tomllib.loads((Path(__file__).parents[2] / "examples" / "theory.toml").read_text())
-    assert [spec.theory for spec in make_plan(table).specs] == [True, True]
-
-
 @pytest.mark.parametrize(
     ("setting", "named"),
     [
@@ -467,17 +451,6 @@ def test_a_network_whose_loss_is_a_random_draw_is_refused():
         ov.simulate(nn.Sequential(*layers), given, given, theory=True, **how)
     plain = nn.Sequential(layers[0], nn.Dropout(0.0), layers[2])
     assert len(ov.simulate(plain, given, given, theory=True, **how)) == 1
-
-
-def test_the_theory_is_another_run_and_runs_without_are_what_they_were():
-    assert "theory" not in as_table(RunSpec())
-    (spec,) = make_plan({"preset": "theory"}).specs
-    assert checked(spec).hash != msgspec.structs.replace(spec, theory=False).hash
-
-
-def test_the_columns_are_the_fields_of_the_record():
-    assert Theory.__slots__ == THEORY
-    assert not set(SERIES) & set(THEORY)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import outvote as ov
-from outvote.data import Dataset, load
+from outvote.data import ArrayDataset, load
 
 NUM_CLASSES = 10
 
@@ -41,7 +41,7 @@ def test_images() -> tuple[Tensor, Tensor]:
 
 
 @cache
-def load_images() -> Dataset:
+def load_images() -> ArrayDataset:
     """Load the images that are part of outvote; put your own data here."""
     return load("fashion-mnist-small")
 
@@ -73,7 +73,7 @@ def test(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, float
     return float(F.cross_entropy(answers, labels)), float(is_right.float().mean())
 
 
-def _as_input(images, data: Dataset) -> Tensor:  # noqa: ANN001
+def _as_input(images, data: ArrayDataset) -> Tensor:  # noqa: ANN001
     scaled = torch.from_numpy(images).float().div(255)
     normal = (scaled - torch.tensor(data.mean)) / torch.tensor(data.std)
     return normal.permute(0, 3, 1, 2)  # [images, channels, height, width]

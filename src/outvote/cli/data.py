@@ -13,8 +13,8 @@ from outvote.cli.progress import download_bars
 from outvote.cli.verb import CONTEXT, Verb, VerbGroup, WorkFailed, usage_errors
 
 if TYPE_CHECKING:
+    from outvote.data.array_dataset import ArrayDataset
     from outvote.data.dataset_entry import DatasetEntry
-    from outvote.data.loader import AnyDataset
 
 folder_option = click.option(
     "--folder",
@@ -96,7 +96,7 @@ def _find(name: str) -> "DatasetEntry":
 @contextmanager
 def _mistakes(entry: "DatasetEntry") -> Iterator[None]:
     """Turn faults of data into exit code 1 or 2."""
-    from outvote.data.dataset import DamagedDataError, MissingDataError
+    from outvote.data.faults import DamagedDataError, MissingDataError
 
     try:
         yield
@@ -112,7 +112,7 @@ def _mistakes(entry: "DatasetEntry") -> Iterator[None]:
 
 def about_dataset(entry: "DatasetEntry") -> dict[str, Any]:
     """Return the description of a dataset, and where it is."""
-    from outvote.data.dataset import MissingDataError
+    from outvote.data.faults import MissingDataError
     from outvote.data.loader import locate
 
     try:
@@ -135,7 +135,7 @@ def _count(num_train: int | None, num_test: int | None) -> str:
     return "depends" if num_train is None else f"{num_train:,} + {num_test:,}"
 
 
-def _print_dataset(dataset: "AnyDataset", entry: "DatasetEntry", as_json: bool) -> None:
+def _print_dataset(dataset: "ArrayDataset", entry: "DatasetEntry", as_json: bool) -> None:
     from outvote.data.checksum import sha256_of
 
     facts = {

@@ -149,7 +149,7 @@ def run_plan(plan: "Plan", how: Execution) -> "Outcomes":
 
 def check_data(plan: "Plan") -> None:
     """Refuse to start if a dataset is missing."""
-    from outvote.data.dataset import MissingDataError
+    from outvote.data.faults import MissingDataError
     from outvote.data.loader import find_entry, is_own_dataset, locate
 
     names = dict.fromkeys(spec.data.name for spec in plan.specs)

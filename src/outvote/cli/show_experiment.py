@@ -39,9 +39,10 @@ def show_model(name: str, as_json: bool) -> None:
 
 def model_facts(name: str) -> dict[str, Any]:
     """Return the facts of a model, with the samples that it was made for."""
-    from outvote.models.model_spec import ANY_SHAPE, AXES, MODELS, find_own_model, make_model
+    from outvote.models.model_spec import ANY_SHAPE, AXES, MODELS, make_model
+    from outvote.user_objects import find_own
 
-    maker = MODELS[name] if name in MODELS else find_own_model(name)
+    maker = MODELS[name] if name in MODELS else find_own("model", name)
     model = make_model(name, num_classes=NUM_CLASSES, seed=0)
     shape = signature(maker).parameters["input_shape"].default if name in MODELS else None
     parameters = list(model.parameters())
@@ -101,13 +102,13 @@ def _count(about: dict[str, Any]) -> str:
 
 
 def _show_other_dataset(name: str, as_json: bool) -> None:
-    from outvote.data.loader import find_own_dataset
     from outvote.plugins import find_plugin
+    from outvote.user_objects import find_own
 
     plugin = find_plugin("dataset", name)
     assert plugin is not None
     with usage_errors(ValueError):
-        doc = first_sentence(getattr(find_own_dataset(name), "__doc__", None) or "")
+        doc = first_sentence(getattr(find_own("dataset", name), "__doc__", None) or "")
     about = {"name": name, "doc": doc, "package": plugin.source}
     print_listing(as_json, about, [name, doc], [["package", plugin.source]])
 

@@ -3,7 +3,7 @@
 from outvote.data.array_dataset import ArrayDataset
 from outvote.data.cache import data_root
 from outvote.data.catalog import DATASETS
-from outvote.data.dataset import DamagedDataError, Dataset, FetchError, MissingDataError
+from outvote.data.faults import DamagedDataError, FetchError, MissingDataError
 from outvote.data.fetch import fetch
 from outvote.data.loader import load
 
@@ -11,7 +11,6 @@ __all__ = [
     "DATASETS",
     "ArrayDataset",
     "DamagedDataError",
-    "Dataset",
     "FetchError",
     "MissingDataError",
     "data_root",

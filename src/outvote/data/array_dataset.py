@@ -6,9 +6,12 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from outvote.data.faults import DamagedDataError
 from outvote.errors import check_choice
 
 Array = NDArray[Any]
+Images = NDArray[np.uint8]
+Labels = NDArray[np.int64]
 CHANNELS = ("auto", "first", "last")
 MOST_CHANNELS = 4
 IGNORED = -100
@@ -44,6 +47,13 @@ class ArrayDataset:
     """In the order of the classes, where they have names."""
     group_names: tuple[str, ...] | None = None
     """In the order of the groups, where these are numbers from 0."""
+    mean: tuple[float, ...] | None = None
+    """Of images that are stored as bytes, per channel, of pixels scaled to [0, 1]: a model gets
+    (x / 255 - mean) / std. None: samples are not normalised."""
+    std: tuple[float, ...] | None = None
+    """Likewise."""
+    pixels: str = ""
+    """What 0 and 255 mean."""
 
     def __post_init__(self) -> None:
         """Check what users rely on."""
@@ -64,6 +74,19 @@ class ArrayDataset:
                     f"groups must have one entry for each of the {len(targets)} {part} samples, "
                     f"got {len(groups)}."
                 )
+
+        if self.mean is not None and self._channels != (len(self.mean), len(self.std or ())):
+            raise ValueError(
+                f"{self.name}: mean and std are for images stored as bytes, one number a channel, "
+                f"got {len(self.mean)} for {_kind(self.train_images)}."
+            )
+
+    @property
+    def _channels(self) -> tuple[int, int]:
+        """How many numbers mean and std must have; -1: none."""
+        is_images = self.is_channels_last and self.train_images.dtype == np.uint8
+        number = self.shape[-1] if is_images and len(self.train_inputs) == 1 else -1
+        return number, number
 
     def _check_part(self, part: str) -> None:
         inputs: tuple[Array, ...] = getattr(self, f"{part}_inputs")
@@ -101,10 +124,60 @@ class ArrayDataset:
         return (*shape[1:], shape[0]) if is_channels_first else shape
 
     @property
+    def train_images(self) -> Array:
+        """The first array of the training samples."""
+        return self.train_inputs[0]
+
+    @property
+    def test_images(self) -> Array:
+        """The first array of the test samples."""
+        return self.test_inputs[0]
+
+    @property
     def train_labels(self) -> Array | None:
         """The class of every training sample; None where a sample has no single class."""
-        is_single = self.num_classes is not None and self.train_targets.ndim == 1
-        return self.train_targets if is_single else None
+        return self._labels(self.train_targets)
+
+    @property
+    def test_labels(self) -> Array | None:
+        """Likewise, of the test samples."""
+        return self._labels(self.test_targets)
+
+    def _labels(self, targets: Array) -> Array | None:
+        return targets if self.num_classes is not None and targets.ndim == 1 else None
+
+
+def image_dataset(
+    *,
+    train_images: Images,
+    train_labels: Labels,
+    test_images: Images,
+    test_labels: Labels,
+    class_names: tuple[str, ...],
+    **groups: Any,
+) -> ArrayDataset:
+    """Return the images of files, without a name; what does not fit together is damage."""
+    for images in (train_images, test_images):
+        if images.ndim != 4 or images.dtype != np.uint8:
+            raise DamagedDataError(
+                "images must be bytes [samples, height, width, channels], got "
+                f"{_kind(images)}; check the files."
+            )
+    try:
+        return ArrayDataset(
+            name="images",
+            train_inputs=(train_images,),
+            train_targets=train_labels,
+            test_inputs=(test_images,),
+            test_targets=test_labels,
+            num_classes=len(class_names),
+            source="",
+            is_channels_last=True,
+            class_names=class_names,
+            **groups,
+        )
+    except (ValueError, TypeError) as error:
+        raise DamagedDataError(f"{error} Check the files.") from error
 
 
 def make_dataset(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from outvote.data.dataset import FETCH_AGAIN, DamagedDataError, fetch_again
+from outvote.data.faults import FETCH_AGAIN, DamagedDataError, fetch_again
 from outvote.limits import TooLargeError, check_members, unpacked
 from outvote.text import short_line
 

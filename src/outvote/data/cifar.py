@@ -15,9 +15,10 @@ from typing import Any, TypeGuard, final
 
 import numpy as np
 
+from outvote.data.array_dataset import ArrayDataset, Images, Labels, image_dataset
 from outvote.data.checksum import MOST_INSIDE, check_sum, read_npz, sha256_of
-from outvote.data.dataset import FETCH_AGAIN, Arrays, Images, Labels, fetch_again
 from outvote.data.dataset_entry import DatasetEntry, Download, Form, Package, RemoteFile, has_all
+from outvote.data.faults import FETCH_AGAIN, fetch_again
 from outvote.data.image_files import read_rgb
 from outvote.data.python_batch import read_batch
 from outvote.limits import TooLargeError, read_at_most
@@ -66,14 +67,14 @@ def has_batches(folder: Path, cifar: Cifar) -> bool:
     return all((_batch_folder(folder, cifar) / name).is_file() for name in cifar.batches)
 
 
-def read_batches(folder: Path, cifar: Cifar) -> Arrays:
+def read_batches(folder: Path, cifar: Cifar) -> ArrayDataset:
     """Read the unpacked batches."""
     where = _batch_folder(folder, cifar)
     contents = {name: (where / name).read_bytes() for name in cifar.batches}
     return _finish(_decode(contents, cifar, where), cifar, where)
 
 
-def read_archive(folder: Path, cifar: Cifar) -> Arrays:
+def read_archive(folder: Path, cifar: Cifar) -> ArrayDataset:
     """Read the batches out of the official archive, without unpacking it."""
     path = folder / cifar.archive
     wanted = {f"{cifar.folder}/{name}": name for name in cifar.batches}
@@ -115,14 +116,14 @@ def _channels_last(pixels: Any, what: str) -> Images:
     return np.ascontiguousarray(pixels.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1))
 
 
-def _finish(parts: Parts, cifar: Cifar, where: Path) -> Arrays:
+def _finish(parts: Parts, cifar: Cifar, where: Path) -> ArrayDataset:
     """Check the images and labels against the original, and cut off the test set."""
     images, labels = parts
     check_sum(f"{cifar.folder} in {where}", cifar.images_sha256, sha256_of(*images))
     got = sha256_of(labels.astype(np.uint8))
     check_sum(f"the labels of {cifar.folder} in {where}", cifar.labels_sha256, got)
     num_train = sum(len(part) for part in images[:-1])
-    return Arrays(
+    return image_dataset(
         train_images=np.concatenate(images[:-1]),
         train_labels=labels[:num_train],
         test_images=np.array(images[-1]),
@@ -131,14 +132,14 @@ def _finish(parts: Parts, cifar: Cifar, where: Path) -> Arrays:
     )
 
 
-def read_webp(folder: Path, cifar: Cifar) -> Arrays:
+def read_webp(folder: Path, cifar: Cifar) -> ArrayDataset:
     """Read six mosaics, the last one is the test set; labels of all in one file."""
     parts = [_untile(folder / name) for name in WEBP_FILES[:-1]]
     (labels,) = read_npz(folder / WEBP_FILES[-1], [cifar.mosaic_key], FETCH_AGAIN)
     return _finish((parts, labels.astype(np.int64)), cifar, folder)
 
 
-def read_png(folder: Path, cifar: Cifar) -> Arrays:
+def read_png(folder: Path, cifar: Cifar) -> ArrayDataset:
     """Read five training mosaics and one of tests; labels in two files."""
     parts = [_unroll(folder / name) for name in PNG_IMAGES]
     labels = [label for name in PNG_FILES[6:] for label in _read_list(folder / name)]
@@ -202,7 +203,7 @@ CIFAR100_FACTS = Cifar(
 
 def cifar_forms(cifar: Cifar) -> tuple[Form, ...]:
     """Return the forms of CIFAR, the fastest to read first."""
-    forms: tuple[tuple[str, Callable[[Path], bool], Callable[..., Arrays]], ...] = (
+    forms: tuple[tuple[str, Callable[[Path], bool], Callable[..., ArrayDataset]], ...] = (
         (f"python batches ({cifar.folder}/)", partial(has_batches, cifar=cifar), read_batches),
         (f"official archive ({cifar.archive})", has_all(cifar.archive), read_archive),
         ("PNG mosaics (data_batch_1.png, ...)", has_all(*PNG_FILES), read_png),

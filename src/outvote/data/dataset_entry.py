@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import final
 
 from outvote.data.array_dataset import ArrayDataset
-from outvote.data.dataset import Arrays
 
 
 @final
@@ -67,8 +66,8 @@ class Form:
 
     doc: str
     is_there: Callable[[Path], bool]
-    read: Callable[..., Arrays | ArrayDataset]
-    """Takes the folder, and as keywords the options of the form. Images are `Arrays`."""
+    read: Callable[..., ArrayDataset]
+    """Takes the folder, and as keywords the options of the form."""
     options: tuple[str, ...] = ()
     is_in_package: bool = False
     """Whether it came with outvote, so that no folder matters."""

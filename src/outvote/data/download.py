@@ -8,8 +8,8 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
 from outvote.data.checksum import md5_of, read_inside
-from outvote.data.dataset import DamagedDataError, FetchError
 from outvote.data.dataset_entry import RemoteFile
+from outvote.data.faults import DamagedDataError, FetchError
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the name of a file, its bytes so far, and its size."""

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from outvote.data.array_dataset import ArrayDataset, Images, Labels, image_dataset
 from outvote.data.cache import decoded_once
 from outvote.data.checksum import check_sum, read_npz, sha256_of
-from outvote.data.dataset import Arrays, DamagedDataError, Images, Labels
+from outvote.data.faults import DamagedDataError
 from outvote.text import short_line
 
 DIGITS_AND_LETTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
@@ -41,7 +42,7 @@ def has_leaf(folder: Path) -> bool:
     return is_split or bool(_unsplit_files(folder))
 
 
-def read_leaf(folder: Path, *, split_seed: int = 0) -> Arrays:
+def read_leaf(folder: Path, *, split_seed: int = 0) -> ArrayDataset:
     """Read LEAF's JSON; without a split of its own, 9 of 10 samples of each writer are training."""
     if files := _unsplit_files(folder):
         train, test = split_within_writers(read_json_files(folder, files, "all"), split_seed)
@@ -53,14 +54,14 @@ def read_leaf(folder: Path, *, split_seed: int = 0) -> Arrays:
     return _with_numbers(train, test)
 
 
-def read_subset(folder: Path, *, sha256: str = SUBSET_SHA256) -> Arrays:
+def read_subset(folder: Path, *, sha256: str = SUBSET_SHA256) -> ArrayDataset:
     """Read the npz subset; writers without training data are left out, as the paper needs none."""
     path = folder / SUBSET
     arrays = read_npz(path, SUBSET_KEYS, "get it again")
     check_sum(str(path), sha256, sha256_of(*arrays), "get it again")
     train_x, train_y, train_writer, test_x, test_y, test_writer, writers = arrays
     is_used = np.isin(test_writer, np.unique(train_writer))
-    return Arrays(
+    return image_dataset(
         train_images=train_x[..., None],
         train_labels=train_y.astype(np.int64),
         test_images=test_x[is_used][..., None],
@@ -76,10 +77,10 @@ def _unsplit_files(folder: Path) -> list[Path]:
     return sorted([*folder.glob("all_data*.json"), *folder.glob("all_data/*.json")])
 
 
-def _with_numbers(train: WriterSamples, test: WriterSamples) -> Arrays:
+def _with_numbers(train: WriterSamples, test: WriterSamples) -> ArrayDataset:
     """Number the writers in the order of their names."""
     names = np.unique(np.concatenate([train.writers, test.writers]))
-    return Arrays(
+    return image_dataset(
         train_images=train.images,
         train_labels=train.labels,
         test_images=test.images,

@@ -7,11 +7,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from outvote.data.array_dataset import ArrayDataset
 from outvote.data.cache import data_root
-from outvote.data.dataset import DamagedDataError, FetchError, MissingDataError
 from outvote.data.dataset_entry import DatasetEntry, Download, Package, Source
 from outvote.data.download import Progress, download, is_original
-from outvote.data.loader import AnyDataset, find_entry, load_entry
+from outvote.data.faults import DamagedDataError, FetchError, MissingDataError
+from outvote.data.loader import find_entry, load_entry
 
 Log = Callable[[str], None]
 """Called with the source that is tried, and why one failed."""
@@ -26,7 +27,7 @@ def fetch(
     folder: str | Path | None = None,
     progress: Progress = _silent,
     log: Log = _silent,
-) -> AnyDataset:
+) -> ArrayDataset:
     """Fetch a dataset into `folder` (by default its folder in the cache), check it, load it.
 
     What is there and whole is not fetched again. Every file gets its name only after its checksum
@@ -41,7 +42,7 @@ def fetch_entry(
     *,
     progress: Progress = _silent,
     log: Log = _silent,
-) -> AnyDataset:
+) -> ArrayDataset:
     """Fetch what an entry describes."""
     try:
         return load_entry(entry, folder)
@@ -67,7 +68,7 @@ def fetch_entry(
 
 def _fetch_from(
     source: Source, entry: DatasetEntry, target: Path, progress: Progress
-) -> AnyDataset:
+) -> ArrayDataset:
     if isinstance(source, Download):
         for remote in source.files:
             if not is_original(remote, target / remote.name):

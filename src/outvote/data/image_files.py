@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from outvote.data.dataset import DamagedDataError, Images
+from outvote.data.array_dataset import Images
+from outvote.data.faults import DamagedDataError
 from outvote.limits import TooLargeError
 from outvote.text import short_line
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from outvote.data.array_dataset import ArrayDataset, Images, image_dataset
 from outvote.data.cache import decoded_once
-from outvote.data.dataset import Arrays, DamagedDataError, Images
+from outvote.data.faults import DamagedDataError
 from outvote.data.image_files import read_square
 
 SIZE = 224
@@ -26,7 +27,7 @@ def has_images(folder: Path) -> bool:
     return _is_part(folder / "train") and any(_is_part(folder / part) for part in TEST_FOLDERS)
 
 
-def read_image_folder(folder: Path, *, size: Any = SIZE) -> Arrays:
+def read_image_folder(folder: Path, *, size: Any = SIZE) -> ArrayDataset:
     """Read all images as size x size, from the cache where they have been read before."""
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ValueError(f"size must be a whole number of pixels, 1 or more, got {size!r}.")
@@ -35,7 +36,7 @@ def read_image_folder(folder: Path, *, size: Any = SIZE) -> Arrays:
     number = {name: label for label, name in enumerate(class_names)}
     labels = np.array([number[path.parent.name] for path in (*train, *test)], dtype=np.int64)
     num_train = len(train)
-    return Arrays(
+    return image_dataset(
         train_images=images[:num_train],
         train_labels=labels[:num_train],
         test_images=images[num_train:],

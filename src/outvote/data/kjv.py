@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from outvote.data.array_dataset import ArrayDataset
 from outvote.data.checksum import check_sum
-from outvote.data.dataset import fetch_again
 from outvote.data.dataset_entry import DatasetEntry, Form, Package, has_all
+from outvote.data.faults import fetch_again
 from outvote.data.lzw import decode_lzw
 
 Tokens = NDArray[np.int64]

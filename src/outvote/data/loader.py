@@ -1,19 +1,17 @@
 """From a name to a dataset in memory."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from outvote.data.array_dataset import ArrayDataset
 from outvote.data.cache import VARIABLE, search_folders
 from outvote.data.catalog import DATASETS
-from outvote.data.dataset import Dataset, MissingDataError
 from outvote.data.dataset_entry import DatasetEntry, Form
+from outvote.data.faults import MissingDataError
 from outvote.errors import closest
-from outvote.plugins import find_plugin, load_plugin, plugin_names
-from outvote.user_objects import find_object, is_user_object
-
-AnyDataset = Dataset | ArrayDataset
+from outvote.plugins import plugin_names
+from outvote.user_objects import is_own
 
 
 def load(
@@ -22,10 +20,9 @@ def load(
     folder: str | Path | None = None,
     size: int | None = None,
     split_seed: int | None = None,
-) -> AnyDataset:
+) -> ArrayDataset:
     """Load a dataset into memory and check it against the original.
 
-    Images are a `Dataset`; tables and texts are an `ArrayDataset`.
     Looked for in `folder`, or else in the cache folder (see `data_root`). `size` is for folders of
     images: their height and width. `split_seed` is for LEAF's JSON without a split of its own.
 
@@ -46,18 +43,12 @@ def find_entry(name: str) -> DatasetEntry:
 
 def is_own_dataset(name: str) -> bool:
     """Return whether a dataset is a user's or another package's."""
-    if name in DATASETS:
-        return False
-    return is_user_object(name) or find_plugin("dataset", name) is not None
+    return is_own("dataset", name, DATASETS)
 
 
-def find_own_dataset(name: str) -> Any:
-    """Return a user's or another package's dataset: an object, or a function that returns one."""
-    plugin = None if name in DATASETS else find_plugin("dataset", name)
-    return find_object(name, "dataset") if plugin is None else load_plugin(plugin)
-
-
-def load_entry(entry: DatasetEntry, folder: str | Path | None = None, **options: Any) -> AnyDataset:
+def load_entry(
+    entry: DatasetEntry, folder: str | Path | None = None, **options: Any
+) -> ArrayDataset:
     """Load what an entry describes."""
     form, where = locate(entry, folder)
     given = {key: value for key, value in options.items() if value is not None}
@@ -66,16 +57,13 @@ def load_entry(entry: DatasetEntry, folder: str | Path | None = None, **options:
             f"{entry.name} as {form.doc} takes no {unknown[0]}, got {given[unknown[0]]!r}; "
             "leave it out."
         )
-    arrays = form.read(where, **given)
-    if isinstance(arrays, ArrayDataset):
-        return replace(arrays, name=entry.name, source=form.source(where))
-    return Dataset(
+    return replace(
+        form.read(where, **given),
         name=entry.name,
-        mean=entry.mean,
-        std=entry.std,
-        pixels=entry.pixels,
         source=form.source(where),
-        **{field.name: getattr(arrays, field.name) for field in fields(arrays)},
+        mean=entry.mean or None,
+        std=entry.std or None,
+        pixels=entry.pixels,
     )
 
 

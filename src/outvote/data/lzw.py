@@ -1,6 +1,6 @@
 """The compression of Unix `compress`: LZW with codes of 9 to 16 bits."""
 
-from outvote.data.dataset import fetch_again
+from outvote.data.faults import fetch_again
 
 FIRST_WIDTH = 9
 LAST_WIDTH = 16

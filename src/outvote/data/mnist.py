@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from outvote.data.array_dataset import ArrayDataset, image_dataset
 from outvote.data.checksum import check_sum, read_inside, read_npz, sha256_of
-from outvote.data.dataset import Arrays, fetch_again
 from outvote.data.dataset_entry import DatasetEntry, Download, Form, Package, RemoteFile
+from outvote.data.faults import fetch_again
 from outvote.text import shortened
 
 FILES = (
@@ -35,7 +36,7 @@ def has_idx(folder: Path) -> bool:
     return all(_path(folder, name) is not None for name in FILES)
 
 
-def read_idx(folder: Path, *, md5: Mapping[str, str], class_names: tuple[str, ...]) -> Arrays:
+def read_idx(folder: Path, *, md5: Mapping[str, str], class_names: tuple[str, ...]) -> ArrayDataset:
     """Read the four files; `md5` holds the checksum of each without gzip."""
     return _arrays([_read_file(folder, name, md5[name]) for name in FILES], class_names)
 
@@ -69,16 +70,16 @@ def _path(folder: Path, name: str) -> Path | None:
     return next(found, None)
 
 
-def read_embedded(_folder: Path) -> Arrays:
+def read_embedded(_folder: Path) -> ArrayDataset:
     """Read the first 600 training and 200 test images of every class, in their original order."""
     arrays = read_npz(EMBEDDED, EMBEDDED_KEYS, "install outvote again")
     check_sum(str(EMBEDDED), EMBEDDED_SHA256, sha256_of(*arrays), "install outvote again")
     return _arrays(arrays, FASHION)
 
 
-def _arrays(parts: Sequence[NDArray[np.uint8]], class_names: tuple[str, ...]) -> Arrays:
+def _arrays(parts: Sequence[NDArray[np.uint8]], class_names: tuple[str, ...]) -> ArrayDataset:
     train_images, train_labels, test_images, test_labels = parts
-    return Arrays(
+    return image_dataset(
         train_images=train_images[..., None],
         train_labels=train_labels.astype(np.int64),
         test_images=test_images[..., None],

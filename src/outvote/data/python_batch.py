@@ -12,7 +12,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from outvote.data.dataset import DamagedDataError, fetch_again
+from outvote.data.faults import DamagedDataError, fetch_again
 from outvote.text import short_line
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -10,13 +10,9 @@ from torch import Tensor
 from outvote.engine.local_updates import batches_of
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State
-from outvote.metrics.certificate import (
-    LocalPass,
-    bound_factor,
-    certificate,
-    heterogeneity,
-)
-from outvote.metrics.theory import GASBound, descent_bound, squared_rule_bound
+from outvote.metrics.certificate import bound_factor, certificate
+from outvote.metrics.passes import ClientPass, LocalPass, compare_clients, measure_theory
+from outvote.metrics.theory import GASBound, squared_rule_bound
 from outvote.ops.precision import plain_torch
 from outvote.results.round import Diagnostics, Theory
 from outvote.rules.client_matrix import ClientMatrix
@@ -30,15 +26,6 @@ from outvote.training.trainer import ClientTask, LocalUpdates
 
 # Each has a gradient of its own.
 BATCHES_AT_ONCE = 8
-
-
-class ClientPass(NamedTuple):
-    """One pass of a client over all its samples, at fixed weights."""
-
-    gradient: Tensor
-    noise: float
-    """The root mean square distance of a batch's gradient to it."""
-    loss: float
 
 
 @final
@@ -97,14 +84,6 @@ def client_passes(
         if not is_byzantine
         and (found := _pass_of(stack, state, number, participants.number, client)) is not None
     ]
-
-
-def compare_clients(passes: list[ClientPass]) -> Diagnostics:
-    """Measure how much the honest clients of a run differ, and how much the batches of one do."""
-    if not passes:
-        return Diagnostics()
-    kappa = heterogeneity(torch.stack([each.gradient for each in passes]))
-    return Diagnostics(kappa=kappa, sigma=max(each.noise for each in passes))
 
 
 def _pass_of(stack: RunStack, state: State, number: int, at: int, client: int) -> ClientPass | None:
@@ -211,37 +190,6 @@ def _sum_of_diameters(matrix: ClientMatrix, is_honest: Tensor) -> float:
     is_pair = is_honest.unsqueeze(-1) & is_honest
     squared = torch.where(is_pair, matrix.squared_distances.double(), 0)
     return float(squared.amax(dim=(-2, -1)).clamp(min=0).sqrt().sum())
-
-
-def measure_theory(
-    before: list[ClientPass], after: list[ClientPass], moved: Tensor, learning_rate: float
-) -> Theory:
-    """Measure a round: the passes of all honest clients at both its ends, and the way between.
-
-    `moved` is the weights before minus those after, in one step of the learning rate.
-    """
-    if not before:
-        return Theory()
-    first, second = _mean_gradient(before), _mean_gradient(after)
-    losses = [sum(each.loss for each in passes) / len(passes) for passes in (before, after)]
-    length = float(moved.norm())
-    secant = float((first - second).norm()) / length if length > 0 else None
-    norm = float(first.norm())
-    deviation = float((moved / learning_rate - first).norm()) if learning_rate > 0 else None
-    found = Theory(
-        full_loss=losses[0],
-        gradient_norm=norm,
-        gradient_deviation=deviation,
-        lipschitz=secant,
-        descent=losses[0] - losses[1],
-    )
-    if secant is None or deviation is None:
-        return found
-    return replace(found, descent_bound=descent_bound(learning_rate, secant, norm, deviation))
-
-
-def _mean_gradient(passes: list[ClientPass]) -> Tensor:
-    return torch.stack([each.gradient for each in passes]).double().mean(dim=0)
 
 
 def with_bounds(theory: Theory, given: RuleInput, found: Diagnostics) -> Theory:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from outvote.experiment.plan import Job
 from outvote.experiment.run_spec import to_toml
-from outvote.results.checkpoint import BOTH, drop
-from outvote.results.disk import BusyError, StoreError, not_written, remove_old, sync, write_whole
+from outvote.results.disk import StoreError, not_written, remove_old, sync, write_whole
 from outvote.results.folder import (
     CONFIG_NAME,
     STATUS_NAME,
@@ -38,20 +37,23 @@ def find_elsewhere(job: Job) -> Job | None:
 
 
 def adopt(job: Job, other: Job, now: DataUsed) -> Status | None:
-    """Copy the results of another suite; None if that is not possible.
+    """Copy the results of another suite; None if that is not possible, or the run has begun here.
 
     The copy is complete or absent, whenever the program is killed.
     """
-    if other.data_fault(other.known_data(), now):
+    if job.folder.path.exists() or other.data_fault(other.known_data(), now):
         return None
     temporary = job.folder.path.parent / f".{job.name}.{secrets.token_hex(4)}.tmp"
     try:
         remove_old(job.folder.path.parent.glob(f".{job.name}.*.tmp"))
         _copy(job, other, temporary)
-        _put(job, temporary)
-    except (FileNotFoundError, BusyError):  # The other run was removed, or this one is locked.
+        temporary.rename(job.folder.path)
+        sync(job.folder.path.parent)
+    except FileNotFoundError:  # The other run was removed.
         return None
     except OSError as error:
+        if error.errno in TAKEN:  # Another process has begun it.
+            return None
         raise StoreError(not_written(job.folder.path, error)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -76,29 +78,3 @@ def _copy(job: Job, other: Job, temporary: Path) -> None:
         sync(temporary / name)
     write_whole(temporary / CONFIG_NAME, config)
     sync(temporary)
-
-
-def _put(job: Job, temporary: Path) -> None:
-    """Give the copy its name; a half-done run of that name is replaced."""
-    try:
-        temporary.rename(job.folder.path)
-    except OSError as error:
-        if error.errno not in TAKEN:
-            raise
-        _put_into(job, temporary)
-    sync(job.folder.path.parent)
-
-
-def _put_into(job: Job, temporary: Path) -> None:
-    """Replace the content of the folder, under its lock."""
-    writer = job.writer()
-    try:
-        if _is_over(job):
-            return
-        drop(writer.path, *BOTH)  # They would not match a copy that ends half way.
-        for name in ("config.toml", *FILES):
-            if name == FILES[-1]:
-                sync(writer.path)
-            (temporary / name).replace(writer.path / name)
-    finally:
-        writer.close()

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from outvote.attacks.attack_spec import make_attack
-from outvote.data.array_dataset import IGNORED, ArrayDataset
-from outvote.data.dataset import Dataset
+from outvote.data.array_dataset import IGNORED
 from outvote.data.loader import is_own_dataset
 from outvote.engine.federation import Federation, make_federation
 from outvote.engine.run_stack import Run, RunStack
@@ -22,7 +21,6 @@ from outvote.engine.simulation import make_run_stack
 from outvote.experiment.dataset_cache import DataKey, DatasetCache, few_samples, samples_on
 from outvote.experiment.run_spec import PARTITIONS, DataSpec, FederationSpec, RunSpec
 from outvote.models.model_spec import (
-    find_own_model,
     is_own_model,
     make_model,
     make_own_model,
@@ -44,7 +42,7 @@ from outvote.training.gpu_memory import free_on_gpu
 from outvote.training.objective import Objective
 from outvote.training.samples import Samples
 from outvote.training.trial import is_random, try_model
-from outvote.user_objects import find_object, is_user_object
+from outvote.user_objects import find_object, find_own, is_user_object
 
 # Updates, attacked updates, aggregates, and copies of them; trainers bound their own memory.
 VECTORS_PER_CLIENT = 8
@@ -168,7 +166,7 @@ class RunBuilder:
         dataset = self.datasets.dataset(spec.data)
         if is_own_model(spec.model.name):
             seed = _seed(spec, "network")
-            return make_own_model(find_own_model(spec.model.name), dataset.num_classes, seed)
+            return make_own_model(find_own("model", spec.model.name), dataset.num_classes, seed)
         if dataset.num_classes is None:
             raise ValueError(
                 f"model.name: {spec.model.name} is for classes, and the targets of "
@@ -207,7 +205,7 @@ class RunBuilder:
     def _try_network(self, spec: RunSpec) -> None:
         """Try a network on a few samples: a listed one forward, else also the loss and a step."""
         found = self.datasets.dataset(spec.data)
-        if spec.training.augment and isinstance(found, ArrayDataset):
+        if spec.training.augment and found.mean is None:
             raise ValueError(
                 f"training.augment is for images stored as bytes, got true for {spec.data.name}; "
                 "leave it out."
@@ -239,7 +237,7 @@ class RunBuilder:
             with torch.no_grad():
                 network.eval()(*samples.inputs(torch.zeros(1, dtype=torch.int64)))
         except (RuntimeError, ValueError) as error:
-            kind = "images" if isinstance(found, Dataset) else "samples"
+            kind = "images" if found.mean else "samples"
             size = " x ".join(str(each) for each in found.shape[:2])
             raise ValueError(
                 f"model.name: {spec.model.name} cannot take the {size} {kind} of "

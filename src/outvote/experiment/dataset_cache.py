@@ -8,11 +8,11 @@ import torch
 
 from outvote.data.array_dataset import Array, ArrayDataset, make_dataset
 from outvote.data.checksum import sha256_of
-from outvote.data.dataset import Dataset
-from outvote.data.loader import AnyDataset, find_own_dataset, is_own_dataset, load
+from outvote.data.loader import is_own_dataset, load
 from outvote.experiment.run_spec import DataSpec
 from outvote.results.schema import DataUsed
 from outvote.training.samples import ArraySamples, ByteImages, Samples
+from outvote.user_objects import find_own
 
 DataKey = tuple[str, int | None]
 
@@ -23,11 +23,11 @@ class DatasetCache:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._datasets: dict[DataKey, AnyDataset] = {}
+        self._datasets: dict[DataKey, ArrayDataset] = {}
         self._used: dict[DataKey, DataUsed] = {}
         self._num_groups: dict[DataKey, int] = {}
 
-    def dataset(self, data: DataSpec) -> AnyDataset:
+    def dataset(self, data: DataSpec) -> ArrayDataset:
         """Return a dataset; the first time it is loaded."""
         if data.key not in self._datasets:
             is_own = is_own_dataset(data.name)
@@ -80,7 +80,7 @@ def load_own(name: str) -> ArrayDataset:
 
     The function returns ``(train, test)`` or ``(train, test, groups)``.
     """
-    found = find_own_dataset(name)
+    found = find_own("dataset", name)
     found = found() if callable(found) else found
     if isinstance(found, ArrayDataset):
         return found
@@ -92,7 +92,7 @@ def load_own(name: str) -> ArrayDataset:
     return make_dataset(*found[:2], name=name, groups=found[2] if len(found) == 3 else None)
 
 
-def arrays_of(found: AnyDataset) -> list[Array]:
+def arrays_of(found: ArrayDataset) -> list[Array]:
     """Return all arrays of a dataset, in the order in which its checksum takes them."""
     groups = [each for each in (found.train_groups, found.test_groups) if each is not None]
     inputs = (*found.train_inputs, *found.test_inputs)
@@ -100,15 +100,15 @@ def arrays_of(found: AnyDataset) -> list[Array]:
 
 
 def samples_on(
-    device: torch.device, found: AnyDataset, inputs: Sequence[Array], targets: Array
+    device: torch.device, found: ArrayDataset, inputs: Sequence[Array], targets: Array
 ) -> Samples:
     """Put samples of a dataset on a device."""
-    if isinstance(found, Dataset):
+    if found.mean is not None and found.std is not None:
         return ByteImages(inputs[0], targets, mean=found.mean, std=found.std, device=device)
     return ArraySamples(inputs, targets, device=device, is_channels_last=found.is_channels_last)
 
 
-def few_samples(found: AnyDataset) -> Samples:
+def few_samples(found: ArrayDataset) -> Samples:
     """Return the samples that a model is tried on: the first, and those with extreme values.
 
     A token id beyond the vocabulary of a model is then found before anything trains.

@@ -181,9 +181,9 @@ def _standing(job: Job, *, adopts: bool) -> RunState:
     status = job.status
     if status.is_over:
         return "finished"
-    if adopts and find_elsewhere(job) is not None:
-        return "adoptable"
-    return "half_done" if status.round > 0 else "to_do"
+    if status.round > 0:
+        return "half_done"
+    return "adoptable" if adopts and find_elsewhere(job) is not None else "to_do"
 
 
 def _differing(specs: Sequence[RunSpec]) -> list[str]:

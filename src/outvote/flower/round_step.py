@@ -1,6 +1,6 @@
 """One round on the server: replies -> updates -> rule -> optimiser -> model and audit line."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from logging import getLogger
 from math import inf
@@ -16,20 +16,18 @@ from outvote.flower.model_record import SentModel
 from outvote.flower.node_metrics import average_metrics, metrics_by, num_distrusted
 from outvote.flower.node_sampling import NodeSample, derive_seed
 from outvote.flower.reply_checks import NodeUpdates, read_updates
-from outvote.flower.reply_collection import SortedReplies, sort_replies
+from outvote.flower.reply_collection import sort_replies
 from outvote.flower.sequential_test import relative_distances
 from outvote.flower.server_state import ServerState
 from outvote.flower.settings import Settings
 from outvote.results.audit_folder import now
-from outvote.results.audit_log import AuditRound, ClientRecord, Standing
+from outvote.results.audit_log import AuditRound, ClientRecord
 from outvote.rules.aggregate import one_round
 from outvote.rules.majority import too_many
 from outvote.rules.verdict import Verdict
 from outvote.server.replies import (
     NO_REPLY,
     NOT_A_MODEL,
-    NOT_CHOSEN,
-    OUTVOTED,
     applied_nevertheless,
     blames,
     finite,
@@ -38,6 +36,8 @@ from outvote.server.replies import (
     norm_of,
     why_rule_failed,
     why_too_few,
+    with_update,
+    without_update,
 )
 from outvote.server.step import direction
 
@@ -120,8 +120,21 @@ def finish_round(
             counts,
         )
     clients = [
-        *_with_update(updates, decision, measures),
-        *_without_update(sorted_, malformed, request.sample.excluded),
+        *with_update(
+            [str(node) for node in updates.replies],
+            decision.verdict,
+            norms=updates.norms,
+            cosines=measures.cosines,
+            distances=measures.distances,
+            notes=[reply.note for reply in updates.replies.values()],
+        ),
+        *without_update(
+            malformed=malformed,
+            error=sorted_.errors,
+            late=sorted_.late,
+            missing=dict.fromkeys(sorted_.missing, "it did not answer in time"),
+            excluded=request.sample.excluded,
+        ),
     ]
     audit = _audit(request, decision, clients, is_updated=model is not None)
     return RoundResult(model=model, metrics=metrics, audit=audit, missing=sorted_.missing)
@@ -296,51 +309,3 @@ def _audit(
         seed=None if verdict is None else verdict.seed,
         clients=tuple(sorted(clients, key=lambda each: int(each.client))),
     )
-
-
-def _with_update(
-    updates: NodeUpdates, decision: Decision, measures: Measures
-) -> list[ClientRecord]:
-    """Return the audit entries of the nodes whose updates the rule got."""
-    verdict, norms = decision.verdict, updates.norms
-    scores: Sequence[float | None] = [None] * len(norms)
-    kept: set[str] | None = set()
-    dropped = ""
-    if verdict is not None:
-        scores = [finite(float(score)) for score in verdict.scores]
-        kept = None if verdict.kept is None else set(verdict.kept)
-        dropped = OUTVOTED if decision.blames else NOT_CHOSEN
-    entries = []
-    for row, (node, reply) in enumerate(updates.replies.items()):
-        is_kept = None if kept is None else str(node) in kept
-        reasons = [dropped if is_kept is False else "", reply.note]
-        entries.append(
-            ClientRecord(
-                client=str(node),
-                score=scores[row],
-                kept=is_kept,
-                reason="; ".join(filter(None, reasons)),
-                norm=finite(norms[row]),
-                cosine=measures.cosines[row],
-                distance=measures.distances[row],
-            )
-        )
-    return entries
-
-
-def _without_update(
-    sorted_: SortedReplies, malformed: Mapping[int, str], excluded: Mapping[int, str]
-) -> list[ClientRecord]:
-    """Return the audit entries of the nodes whose updates the rule did not get, with the reason."""
-    kinds: Sequence[tuple[Standing, Mapping[int, str]]] = (
-        ("malformed", malformed),
-        ("error", sorted_.errors),
-        ("late", sorted_.late),
-        ("missing", dict.fromkeys(sorted_.missing, "it did not answer in time")),
-        ("excluded", excluded),
-    )
-    return [
-        ClientRecord(client=str(node), standing=standing, reason=reason)
-        for standing, by_node in kinds
-        for node, reason in by_node.items()
-    ]

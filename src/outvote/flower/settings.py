@@ -7,7 +7,6 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal, final
 
-import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from outvote.errors import check_choice
@@ -15,6 +14,7 @@ from outvote.files.streaming import parse_memory
 from outvote.results.audit_log import read_manifest
 from outvote.results.labels import user_files
 from outvote.rules.aggregate import num_from_fraction
+from outvote.rules.majority import check_assumed, check_weighs
 from outvote.rules.rule import Rule
 from outvote.seeding import seed_from
 from outvote.server.selection import Selection
@@ -81,7 +81,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_choice("when_too_many", self.when_too_many, ("keep", "lower"))
-        self._check_byzantine()
+        check_assumed(self.rule, self.num_byzantine, self.byzantine_fraction, "nodes")
         for name in ("fraction_train", "fraction_evaluate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}.")
@@ -116,25 +116,6 @@ class Settings:
         left_out = ("rule", "num_byzantine", "byzantine_fraction", "audit_dir")
         by_name = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: _plain(by_name[name]) for name in by_name if name not in left_out}
-
-    def _check_byzantine(self) -> None:
-        if self.num_byzantine is not None and self.byzantine_fraction is not None:
-            raise ValueError(
-                "num_byzantine and byzantine_fraction must not be given both, got "
-                f"{self.num_byzantine} and {self.byzantine_fraction}; leave one out."
-            )
-        if self.num_byzantine is not None:
-            _check_whole("num_byzantine", self.num_byzantine, 0)
-        if self.byzantine_fraction is not None:
-            num_from_fraction(self.byzantine_fraction, 1)
-        if (
-            self.num_byzantine is self.byzantine_fraction is None
-            and self.rule.traits.uses_num_byzantine
-        ):
-            raise ValueError(
-                f"{self.rule.name} needs the number of Byzantine nodes; pass num_byzantine=, or "
-                "byzantine_fraction= if it is unknown."
-            )
 
     def _check_exclusion(self) -> None:
         for name in ("exclude_after", "exclude_outvoted"):
@@ -174,12 +155,7 @@ class Settings:
                 "function that trains the model it is given."
             )
         if self.use_num_examples:
-            # Rules that cannot weight clients raise here.
-            rows = np.random.default_rng(0).normal(size=(16, 4))
-            own = rows[0] if self.rule.traits.needs_reference else None
-            self.rule.inspect(
-                rows, num_byzantine=0, sample_counts=range(1, 17), reference=own, seed=0
-            )
+            check_weighs(self.rule)
 
 
 def refuse(name: str) -> TypeError:

@@ -20,9 +20,9 @@ from outvote.models.networks import (
     small_cnn,
     squeezenet,
 )
-from outvote.plugins import find_plugin, load_plugin, plugin_names
+from outvote.plugins import plugin_names
 from outvote.seeding import seed_from
-from outvote.user_objects import find_object, is_user_object
+from outvote.user_objects import find_own, is_own
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "alexnet": alexnet,
@@ -65,7 +65,7 @@ def make_model(
     if is_own_model(name):
         if input_shape is not None:
             raise ValueError(f"{name} is not built in and takes no input_shape; leave it out.")
-        return make_own_model(find_own_model(name), num_classes, seed_from(seed))
+        return make_own_model(find_own("model", name), num_classes, seed_from(seed))
     shape = () if input_shape is None else (_checked_shape(name, input_shape),)
     # torch's layers draw from the global generator: lent for a moment, and put back as it was.
     with _LENT, torch.random.fork_rng(devices=[]):
@@ -82,15 +82,7 @@ def check_model_name(name: str) -> None:
 
 def is_own_model(name: str) -> bool:
     """Return whether a model is a user's or another package's."""
-    if name in MODELS:
-        return False
-    return is_user_object(name) or find_plugin("model", name) is not None
-
-
-def find_own_model(name: str) -> Any:
-    """Return a user's or another package's model: a module, or what makes one."""
-    plugin = None if name in MODELS else find_plugin("model", name)
-    return find_object(name, "model") if plugin is None else load_plugin(plugin)
+    return is_own("model", name, MODELS)
 
 
 def make_own_model(model: Any, num_classes: int | None, seed: int) -> nn.Module:

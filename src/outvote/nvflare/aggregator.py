@@ -5,7 +5,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
 
-import numpy as np
 from nvflare.apis.dxo import DataKind, MetaKey, from_shareable
 from nvflare.apis.fl_constant import ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -24,6 +23,7 @@ from outvote.results import disk
 from outvote.results.audit_folder import make_private, new_folder, now, write_manifest
 from outvote.results.audit_log import LINES, AuditRound
 from outvote.rules.aggregate import num_from_fraction
+from outvote.rules.majority import check_assumed, check_weighs
 from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule
 from outvote.seeding import RandomStream, seed_from
@@ -159,35 +159,17 @@ class RobustAggregator(ModelAggregator):
 
     def _check(self) -> None:
         check_choice("when_too_many", self.when_too_many, ("keep", "lower"))
-        check_kind("num_byzantine", self.num_byzantine, int | None)
-        check_kind("byzantine_fraction", self.byzantine_fraction, float | None)
         check_kind("use_num_steps", self.use_num_steps, bool)
-        traits, fraction, num = self._built.traits, self.byzantine_fraction, self.num_byzantine
-        if traits.needs_reference:
+        check_assumed(self._built, self.num_byzantine, self.byzantine_fraction, "sites")
+        if self._built.traits.needs_reference:
             raise ValueError(
                 f"{self.rule} compares sites with the server's own training, which a job of NVIDIA "
                 "FLARE cannot pass; choose another rule."
             )
-        if num is not None and fraction is not None:
-            raise ValueError(
-                "num_byzantine and byzantine_fraction must not be given both, got "
-                f"{num} and {fraction}; leave one out."
-            )
-        if num is not None and num < 0:
-            raise ValueError(f"num_byzantine must be a whole number from 0 on, got {num!r}.")
-        if fraction is not None:
-            num_from_fraction(fraction, 1)
-        if num is fraction is None and traits.uses_num_byzantine:
-            raise ValueError(
-                f"{self._built.name} needs the number of Byzantine sites; pass num_byzantine=, or "
-                "byzantine_fraction= if it is unknown."
-            )
         if self.seed is not None:
             seed_from(self.seed)
         if self.use_num_steps:
-            # Rules that cannot weight sites raise here.
-            rows = np.random.default_rng(0).normal(size=(16, 4))
-            self._built.inspect(rows, num_byzantine=0, sample_counts=range(1, 17), seed=0)
+            check_weighs(self._built)
 
     def _open_round(self, fl_ctx: FLContext | None) -> SiteRound:
         """Return the round that contributions are for; one that no event began begins now."""

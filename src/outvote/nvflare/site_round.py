@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outvote.nvflare.server_model import ServerModel
 from outvote.results.audit_folder import now
-from outvote.results.audit_log import AuditRound, ClientRecord, Standing
+from outvote.results.audit_log import AuditRound, ClientRecord
 from outvote.rules.aggregate import one_round
 from outvote.rules.majority import too_many
 from outvote.rules.rule import Rule
@@ -18,13 +18,9 @@ from outvote.server.replies import (
     ANSWERED_TWICE,
     NO_REPLY,
     NOT_A_MODEL,
-    NOT_CHOSEN,
     NOT_FINITE,
-    OUTVOTED,
     Malformed,
     applied_nevertheless,
-    blames,
-    finite,
     is_number,
     measure_cosines,
     measure_rows,
@@ -32,6 +28,8 @@ from outvote.server.replies import (
     norm_of,
     why_rule_failed,
     why_too_few,
+    with_update,
+    without_update,
 )
 
 UNKNOWN_MODEL = "the server's model is unknown; give the workflow a persistor"
@@ -147,15 +145,12 @@ def finish_round(
     """Aggregate the contributions; keep the model if they are too few, or if the rule fails."""
     # In the order of the names: a result must not depend on who was the fastest.
     usable = {site: sites.usable[site] for site in sorted(sites.usable)}
+    rows = torch.stack([each.row for each in usable.values()]) if usable else torch.empty(0)
     verdict, arrays, reason = None, None, NO_REPLY if sites.model is not None else UNKNOWN_MODEL
-    rows = torch.empty(0)
     fault = too_many(rule, num_byzantine, len(usable))
-    why = "" if fault is None else why_too_few(fault, "sites")
-    if usable and sites.model is not None:
-        rows = torch.stack([each.row for each in usable.values()])
-    if why and len(rows) and not lowers:
-        reason = why
-    elif len(rows) and sites.model is not None:
+    if usable and fault is not None:
+        reason = why_too_few(fault, "sites")
+    if usable and sites.model is not None and (fault is None or lowers):
         try:
             verdict = one_round(
                 rule,
@@ -173,8 +168,9 @@ def finish_round(
         except Exception as error:  # noqa: BLE001  (a round without an update, and why)
             reason = why_rule_failed(error)
         else:
+            nevertheless = f"{reason}; {applied_nevertheless(verdict.base_num_byzantine)}"
+            reason = "" if fault is None else nevertheless
             arrays = sites.model.moved(verdict.update, _medians(list(usable.values())))
-            reason = why and f"{why}; {applied_nevertheless(verdict.base_num_byzantine)}"
             reason = reason if arrays is not None else NOT_A_MODEL
     audit = AuditRound(
         round=sites.number,
@@ -184,7 +180,7 @@ def finish_round(
         reason=reason,
         update_norm=norm_of(verdict.update) if verdict is not None and arrays is not None else None,
         seed=None if verdict is None else verdict.seed,
-        clients=(*_with_update(usable, rows, verdict), *_left_out(sites)),
+        clients=_clients(sites, usable, rows, verdict),
     )
     after = state if verdict is None or arrays is None else verdict.state
     return SiteResult(arrays=arrays, state=after, audit=audit)
@@ -211,48 +207,22 @@ def _medians(contributions: Sequence[Contribution]) -> list[Tensor]:
     return [torch.stack(part).sort(dim=0).values[middle] for part in by_array]
 
 
-def _with_update(
-    usable: Mapping[str, Contribution], rows: Tensor, verdict: Verdict | None
-) -> list[ClientRecord]:
-    """Return the audit entries of the sites whose updates the rule got."""
+def _clients(
+    sites: SiteRound, usable: Mapping[str, Contribution], rows: Tensor, verdict: Verdict | None
+) -> tuple[ClientRecord, ...]:
+    """Return the audit entries of all sites."""
     norms = [each.norm for each in usable.values()]
-    scores: Sequence[float | None] = [None] * len(norms)
-    cosines: Sequence[float | None] = scores
-    kept: set[str] | None = set()
-    dropped = ""
+    cosines: Sequence[float | None] = [None] * len(norms)
     if verdict is not None:
-        scores = [finite(float(score)) for score in verdict.scores]
         cosines = measure_cosines(rows, verdict.update, norms)
-        kept = None if verdict.kept is None else set(verdict.kept)
-        dropped = OUTVOTED if blames(verdict.kept, len(norms)) else NOT_CHOSEN
-    entries = []
-    for row, site in enumerate(usable):
-        is_kept = None if kept is None else site in kept
-        entries.append(
-            ClientRecord(
-                client=site,
-                score=scores[row],
-                kept=is_kept,
-                reason=dropped if is_kept is False else "",
-                norm=finite(norms[row]),
-                cosine=cosines[row],
-            )
-        )
-    return entries
-
-
-def _left_out(sites: SiteRound) -> list[ClientRecord]:
-    """Return the audit entries of the sites whose updates the rule did not get."""
     heard = {*sites.usable, *sites.malformed, *sites.late, *sites.unread}
     in_time = {*sites.usable, *sites.malformed}
-    kinds: Sequence[tuple[Standing, Mapping[str, str]]] = (
-        ("malformed", sites.malformed),
-        ("error", sites.unread),
-        ("late", {site: why for site, why in sites.late.items() if site not in in_time}),
-        ("missing", dict.fromkeys(sites.asked - heard, NOT_ARRIVED)),
+    return (
+        *with_update(list(usable), verdict, norms=norms, cosines=cosines),
+        *without_update(
+            malformed=sites.malformed,
+            error=sites.unread,
+            late={site: why for site, why in sites.late.items() if site not in in_time},
+            missing=dict.fromkeys(sites.asked - heard, NOT_ARRIVED),
+        ),
     )
-    return [
-        ClientRecord(client=site, standing=standing, reason=by_site[site])
-        for standing, by_site in kinds
-        for site in sorted(by_site)
-    ]

@@ -1,11 +1,8 @@
-"""Kernels and their callers; every kernel has an equivalent in plain torch.
+"""Operations on tensors. Each is a function with a contract and a plain torch form: the truth.
 
-`native` calls the kernels in C for a CPU, which are built when outvote is installed. All others are
-in Triton, for a GPU.
-
-Modules named `*_triton` hold the kernels and are loaded where Triton is installed and a GPU is
-used. With TRITON_INTERPRET=1, Triton runs them on a CPU in one thread (OMP_NUM_THREADS=1), slowly:
-this tests them without a GPU.
+Faster backends stand behind `door`, which alone chooses: `native` calls kernels in C for a CPU,
+built when outvote is installed; `triton` has those for a GPU. With TRITON_INTERPRET=1, Triton runs
+its kernels on a CPU in one thread (OMP_NUM_THREADS=1), slowly: this tests them without a GPU.
 """
 
 import importlib

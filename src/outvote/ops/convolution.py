@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outvote.ops.door import backend
-from outvote.ops.layers import affine, affine_pooled
+from outvote.ops.layers import affine, affine_pooled, evenly_spaced
 
 Window = tuple[int, int, int]
 POINT: Window = (1, 1, 0)
@@ -114,7 +114,8 @@ def convolve(images: Tensor, weights: Tensor, window: Window, after: After | Non
         out = images.new_empty(*images.shape[:2], high, wide, weights.shape[-1])
     # Models may share the images.
     images = images if images[0].is_contiguous() else images.contiguous()
-    run(images, weights, out, window, after)
+    plus = None if after.plus is None else evenly_spaced(after.plus)
+    run(images, weights, out, window, after._replace(plus=plus))
     return out
 
 
@@ -158,14 +159,11 @@ def weight_gradient(images: Tensor, gradient: Tensor, target: Tensor, window: Wi
 
 def image_gradient(gradient: Tensor, weights: Tensor, shape: torch.Size, window: Window) -> Tensor:
     """Return the gradient of images of a shape."""
-    size, stride, padding = window
-    is_known = size > 1 and stride == 1
+    is_known = window[0] > 1 and window[1] == 1
     run = backend("image_gradient", gradient, _alignment(gradient)) if is_known else None
     if run is not None:
-        result = gradient.new_empty(shape)
-        back = (size, 1, size - 1 - padding)
-        run(gradient.contiguous(), weights, result, back, After(), is_backward=True)
-        return result
+        found: Tensor = run(gradient.contiguous(), weights, shape, window)
+        return found
     windows = multiply(gradient, weights.mT)
     if window == POINT:
         return windows[..., : shape[-1]]

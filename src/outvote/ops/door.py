@@ -108,7 +108,7 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
     "affine_pooled": (Backend("triton.layers:affine_pooled", NARROW),),
     "convolve": (Backend("triton.convolution:convolve", HALF, least=8),),
     "cut_windows": (Backend("triton.conv_windows:cut_windows", ANY, most=INT32),),
-    "image_gradient": (Backend("triton.convolution:convolve", HALF, least=8),),
+    "image_gradient": (Backend("triton.convolution:image_gradient", HALF, least=8),),
     "inner_gradient": (Backend("triton.layers:inner_gradient", NARROW),),
     "max_pool": (Backend("triton.pooling:max_pool", NARROW, most=INT32),),
     "norm_moments": (Backend("triton.layers:norm_moments", NARROW),),
@@ -124,7 +124,7 @@ def backend(operation: str, values: Tensor, size: int = 1) -> Callable[..., Any]
     """Return the faster form of an operation on such values; None: its plain form is the one."""
     if not (values.is_cuda or values.is_cpu):
         return None
-    is_native = values.is_cpu and not IS_INTERPRETED
+    is_native = not (values.is_cuda or IS_INTERPRETED)
     for found in BACKENDS[operation]:
         if (
             found.is_native == is_native

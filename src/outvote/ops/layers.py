@@ -76,7 +76,7 @@ def inner_gradient(
     """
     run = backend("inner_gradient", images)
     if run is not None:
-        rows = _evenly_spaced(gradient)
+        rows = evenly_spaced(gradient)
         found: Tensor = run(rows, index, images, is_there, moments, targets, relu=relu)
         return found
     mean, inverse, scale, shift, size = moments
@@ -111,7 +111,8 @@ def affine(
         out = torch.empty_like(images)
     run = backend("affine", images)
     if run is not None:
-        run(images, scale, shift, out, relu=relu, plus=plus)
+        plus = None if plus is None else evenly_spaced(plus)
+        run(images.contiguous(), scale, shift, out, relu=relu, plus=plus)
         return out
     found = _affine(images, scale, shift)
     found = found.clamp_(min=0) if relu else found
@@ -138,7 +139,7 @@ def affine_pooled(
     run = backend("affine_pooled", images) if plus is None else None
     if run is not None:
         index = images.new_empty(shape, dtype=torch.int8) if has_index else None
-        run(images, scale, shift, out, index)
+        run(images.contiguous(), scale, shift, out, index)
         return out, index
     found = _affine(images, scale, shift).clamp_(min=0)
     squares = found.view(models, batch, height // 2, 2, width // 2, 2, channels)
@@ -156,7 +157,7 @@ def relu_gradient(
     """
     run = backend("relu_gradient", outputs)
     if run is not None:
-        found: Tensor = run(_evenly_spaced(gradient), index, outputs, shape, to_bias)
+        found: Tensor = run(evenly_spaced(gradient), index, outputs, shape, to_bias)
         return found
     passed = gradient.where(outputs > 0, 0.0)
     passed = (passed if index is None else _spread(passed, index)).view(shape)
@@ -207,11 +208,11 @@ def _like(values: Tensor, images: Tensor) -> Tensor:
     return values.view(*values.shape, *(1 for _ in images.shape[2:]))
 
 
-def _evenly_spaced(gradient: Tensor) -> Tensor:
-    """Return a gradient as ``[models, rows, channels]``, its rows at equal distances.
+def evenly_spaced(samples: Tensor) -> Tensor:
+    """Return samples as ``[models, rows, channels]``, its rows at equal distances.
 
     One axis of rows has the distance as its stride. An axis of one pixel has any stride, even in
     what torch calls contiguous, so kernels must not read the distance there.
     """
-    rows = gradient.flatten(1, -2)
+    rows = samples.flatten(1, -2)
     return rows if rows.stride(-1) == 1 else rows.contiguous()

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -251,17 +250,9 @@ def _hardware(environment: Environment) -> str:
 
 
 def dates_of(results: Sequence[Result]) -> str:
-    """Return the first and last day of the runs, as recorded, else those of their files."""
+    """Return the first and last day of the runs."""
     dates = [each.environment.date for each in results if each.environment is not None]
-    times = (
-        path.stat().st_mtime
-        for result in results
-        if result.folder is not None
-        for name in ("config.toml", "status.json")
-        if (path := result.folder.path / name).exists()
-    )
     days = sorted({day for day in dates if day is not None})
-    days = days or sorted({str(datetime.fromtimestamp(time, UTC).date()) for time in times})
     if not days:
         return "unknown"
     return days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"

@@ -92,25 +92,6 @@ def read_label_counts(path: Path) -> NDArray[np.int64]:
     return counts.astype(np.int64)
 
 
-def check_audit(path: Path, rounds: Sequence[Round]) -> str:
-    """Return how an audit.npz differs from the rounds of its run; "" where it does not."""
-    try:
-        read_label_counts(path)
-        number, sampled = read_arrays(path, "round", "is_sampled")
-    except FileNotFoundError:
-        return "is gone"
-    except DamagedFileError as error:
-        return str(error).removeprefix(f"{path} ")
-    if not np.array_equal(number, [each.round for each in rounds]):
-        return "is damaged: its rounds are not those of metrics.jsonl"
-    if sampled.ndim != 2 or len(sampled) != len(rounds):
-        return "is damaged: it does not have who was sampled"
-    for row, each in zip(sampled, rounds, strict=True):
-        if np.flatnonzero(row).tolist() != sorted(each.clients):
-            return f"is damaged: its clients of round {each.round} are not those of metrics.jsonl"
-    return ""
-
-
 FORMAT = "outvote-audit"
 VERSION = 1
 MANIFEST, LINES = "manifest.json", "audit.jsonl"

@@ -61,17 +61,8 @@ def write_whole(path: Path, content: bytes, *, stays: str = CHECKPOINT) -> None:
     A link stays, and leads to the new content; a pipe or /dev/null is written to, not replaced. A
     new file has the mode that the umask asks for, one that is replaced keeps its own.
     """
-    target = Path(os.path.realpath(path))
-    with write_errors(path, stays):
-        if target.exists() and not target.is_file() and not target.is_dir():
-            target.write_bytes(content)
-            return
-        temporary = write_temporary(target, content, stays=stays)
-        try:
-            temporary.replace(target)
-            sync(target.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with replacing(path, stays=stays) as file:
+        file.write(content)
 
 
 @contextmanager

@@ -69,13 +69,6 @@ class RunFolder:
         """Return whether it holds a record of rounds: a run whose status is gone."""
         return _is_run([name for name in CONTENT if (self.path / name).exists()])
 
-    def known_status(self) -> tuple[Status | None, str]:
-        """Return the status (None also if it cannot be read), and the fault if there is one."""
-        try:
-            return self.status(), ""
-        except DamagedFileError as error:
-            return None, str(error)
-
     def environment(self) -> Environment | None:
         """Return the machine and versions of the run."""
         return read_json(self.path / ENVIRONMENT_NAME, Environment)

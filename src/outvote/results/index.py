@@ -67,12 +67,11 @@ class IndexRow(NamedTuple):
     """When its files were written, and their sizes; "" for one that is to be read every time."""
 
 
+METRICS = IndexRow._fields[10:-2]
 TYPES = {
     **dict.fromkeys(IndexRow._fields, "TEXT"),
     **dict.fromkeys(("seed", "round", "num_rounds"), "INTEGER"),
-    **dict.fromkeys(("best", "final", "last_ten", "kept_byzantine"), "REAL"),
-    **dict.fromkeys(("byzantine_weight", "deviation"), "REAL"),
-    **dict.fromkeys(("client_accuracy", "worst_decile", "least_kept"), "REAL"),
+    **dict.fromkeys(METRICS, "REAL"),
 }
 """Of the columns of an entry."""
 TYPE_OF_KIND = {"text": "TEXT", "integer": "INTEGER", "real": "REAL", "boolean": "INTEGER"}
@@ -134,15 +133,7 @@ def _described(result: Result, path: str, stamp: str) -> IndexRow:
         outcome=result.status.outcome,
         round=result.status.round,
         num_rounds=result.status.num_rounds,
-        best=result.summary.best,
-        final=result.summary.final,
-        last_ten=result.summary.last_ten,
-        kept_byzantine=result.summary.kept_byzantine,
-        byzantine_weight=result.summary.byzantine_weight,
-        deviation=result.summary.deviation,
-        client_accuracy=result.summary.client_accuracy,
-        worst_decile=result.summary.worst_decile,
-        least_kept=result.summary.least_kept,
+        **{name: getattr(result.summary, name) for name in METRICS},
         settings=json.dumps(settings_of(result)),
         stamp=stamp,
     )

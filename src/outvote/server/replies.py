@@ -6,7 +6,7 @@ a reason, and measure the others against the aggregated update.
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outvote.errors import TooManyByzantine
 from outvote.flat import finite_rows
+from outvote.results.audit_log import ClientRecord, Standing
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Endings of the names of arrays that a network counts or averages by itself, without gradients."""
@@ -115,6 +116,55 @@ def blames(kept: Sequence[Any] | None, num_clients: int) -> bool:
     A rule that keeps one client, as Krum does, blames no other.
     """
     return kept is not None and 2 * len(kept) > num_clients
+
+
+def with_update(
+    clients: Sequence[str],
+    verdict: Any,
+    *,
+    norms: Sequence[float],
+    cosines: Sequence[float | None],
+    distances: Sequence[float | None] | None = None,
+    notes: Sequence[str] | None = None,
+) -> list[ClientRecord]:
+    """Return the audit entries of the clients whose updates the rule got.
+
+    `verdict` is the rule's, None if the model is kept; `notes` are what is odd about the replies.
+    """
+    kept: set[str] | None = set()
+    dropped = ""
+    if verdict is not None:
+        kept = None if verdict.kept is None else set(verdict.kept)
+        dropped = OUTVOTED if blames(verdict.kept, len(clients)) else NOT_CHOSEN
+    found = []
+    for row, client in enumerate(clients):
+        is_kept = None if kept is None else client in kept
+        reasons = [dropped if is_kept is False else "", "" if notes is None else notes[row]]
+        found.append(
+            ClientRecord(
+                client=client,
+                score=None if verdict is None else finite(float(verdict.scores[row])),
+                kept=is_kept,
+                reason="; ".join(filter(None, reasons)),
+                norm=finite(norms[row]),
+                cosine=cosines[row],
+                distance=None if distances is None else distances[row],
+            )
+        )
+    return found
+
+
+def without_update(**reasons: Mapping[Any, str]) -> list[ClientRecord]:
+    """Return the audit entries of the clients whose updates the rule did not get.
+
+    `reasons` has the reason of each client, by standing: malformed, error, late, missing, excluded.
+    """
+    kinds = cast("Mapping[Standing, Mapping[Any, str]]", reasons)
+    return [
+        ClientRecord(client=str(client), standing=standing, reason=by_client[client])
+        for standing, by_client in kinds.items()
+        for client in sorted(by_client)
+    ]
 
 
 def why_too_few(error: TooManyByzantine, who: str) -> str:

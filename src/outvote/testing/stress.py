@@ -1,6 +1,6 @@
 """Every attack against every rule on synthetic gradients: how far each moves the update."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from math import inf, isfinite
@@ -149,18 +149,12 @@ def stress(
     names = {str(attack): attack for attack in attacks}
     columns = {str(rule): rule for rule in rules}
     table = _Table(gradients, num_servers, names)
-    asked = dict(zip(columns, mapped(table.ask, columns.values()), strict=True))
     pairs = [(rule, attack) for attack in names for rule in columns]
     lock, num_done = Lock(), count(1)
 
     def work(pair: tuple[str, str]) -> Cell:
         rule, attack = pair
-        server = asked[rule]
-        answer: float | Failure
-        if isinstance(server, Failure):
-            answer = server
-        else:
-            answer = table.error(names[attack], server.afresh())
+        answer = table.error(names[attack], columns[rule])
         with lock:
             if on_progress is not None:
                 on_progress(next(num_done), len(pairs))
@@ -184,22 +178,18 @@ class Failure:
 
 
 class AskedRule:
-    """A rule that is asked about the same honest gradients and many attackers.
+    """A rule that an attack may ask; it gets what it needs, and notes whether it failed.
 
-    Rules that need a reference gradient get the mean of a few honest ones. If a rule is not random,
-    the same question is not asked twice in a row, whatever the seed.
+    Rules that need a reference gradient get the mean of a few honest ones.
     """
 
     def __init__(self, rule: Rule, honest: Tensor, num_byzantine: int) -> None:
-        self.rule, self.honest = rule, honest
+        self.rule, self.has_failed = rule, False
         self.info: dict[str, Any] = {
             "num_byzantine": num_byzantine,
             "when_too_many": "lower",
             "reference": honest[:NUM_REFERENCE_ROWS].mean(dim=0),
         }
-        self.is_random = True
-        self.has_failed = False
-        self._last: dict[str, tuple[Tensor, Any]] = {}
 
     def max_byzantine(self, num_clients: int) -> int:
         """Return what the rule tolerates."""
@@ -207,45 +197,18 @@ class AskedRule:
 
     def __call__(self, gradients: Tensor, *, seed: int, **_: Any) -> Any:
         """Return the update."""
-        return self._answer("update", gradients, seed)
+        return self._answer(self.rule, gradients, seed)
 
     def inspect(self, gradients: Tensor, *, seed: int, **_: Any) -> Any:
         """Return the verdict."""
-        return self._answer("verdict", gradients, seed)
+        return self._answer(self.rule.inspect, gradients, seed)
 
-    def updates(self, rows: Tensor, seeds: list[int]) -> Iterator[Any]:
-        """Return the update on the attackers' rows for every seed; just one if all are the same."""
-        matrix = torch.cat([self.honest, rows])
-        for seed in seeds if self.is_random else seeds[:1]:
-            yield self(matrix, seed=seed)
-
-    def look_for_randomness(self, own: Tensor) -> None:
-        """Find out whether two seeds give different verdicts without an attack."""
-        matrix = torch.cat([self.honest, own])
-        one, other = (self.rule.inspect(matrix, seed=k, **self.info) for k in range(2))
-        pairs = [(one.update, other.update), (one.scores, other.scores)]
-        self.is_random = not all(torch.equal(*map(torch.as_tensor, pair)) for pair in pairs)
-
-    def afresh(self) -> "AskedRule":
-        """Return the same rule without earlier questions, for another thread."""
-        server = AskedRule(self.rule, self.honest, self.info["num_byzantine"])
-        server.is_random = self.is_random
-        return server
-
-    def _answer(self, kind: str, gradients: Tensor, seed: int) -> Any:
-        rows = gradients[len(self.honest) :]
-        if not self.is_random and kind in self._last and torch.equal(self._last[kind][0], rows):
-            return self._last[kind][1]
-        ask = self.rule if kind == "update" else self.rule.inspect
+    def _answer(self, ask: Callable[..., Any], gradients: Tensor, seed: int) -> Any:
         try:
-            answer = ask(gradients, seed=seed, **self.info)
+            return ask(gradients, seed=seed, **self.info)
         except Exception:
             self.has_failed = True
             raise
-        if not self.is_random:
-            # The caller may write other rows into the same matrix.
-            self._last[kind] = rows.clone(), answer
-        return answer
 
 
 class _Table:
@@ -266,11 +229,6 @@ class _Table:
             if not attack.needs_rule()
         }
 
-    def ask(self, rule: Rule) -> AskedRule | Failure:
-        """Return the rule, ready to be asked, or why it fails."""
-        server = AskedRule(rule, self.honest, self.num_byzantine)
-        return _attempt("rule", lambda: server.look_for_randomness(self.own)) or server
-
     def craft(self, attack: Attack, server: AskedRule | None) -> Tensor | Failure:
         """Return the rows that the attackers send, or why the attack fails."""
         info: dict[str, Any] = {"rule": server, "own": self.own, "seed": self.attack_seed}
@@ -283,19 +241,25 @@ class _Table:
             return replace(found, who="rule")
         return found
 
-    def error(self, attack: Attack, server: AskedRule) -> float | Failure:
+    def error(self, attack: Attack, rule: Rule) -> float | Failure:
         """Return the mean error over the seeds of the server, or why there is none."""
+        server = AskedRule(rule, self.honest, self.num_byzantine)
         known = self.known.get(str(attack))
         rows = self.craft(attack, server) if known is None else known
         if isinstance(rows, Failure):
             return rows
-        errors = _attempt("rule", lambda: [*map(self.distance, server.updates(rows, self.seeds))])
+        errors = _attempt("rule", lambda: self.errors(server, torch.cat([self.honest, rows])))
         return errors if isinstance(errors, Failure) else sum(errors) / len(errors)
 
-    def distance(self, update: Any) -> float:
-        """Return the distance to the honest mean, relative to its length."""
-        away = torch.as_tensor(update).double() - self.mean
-        return float(away.norm() / self.mean.norm())
+    def errors(self, server: AskedRule, matrix: Tensor) -> list[float]:
+        """Return the distance to the honest mean, relative to its length, for every seed."""
+        found: list[float] = []
+        for seed in self.seeds:
+            away = torch.as_tensor(server(matrix, seed=seed)).double() - self.mean
+            found.append(float(away.norm() / self.mean.norm()))
+            if len(found) == 2 and found[0] == found[1]:
+                break  # The rule is not random.
+        return found
 
 
 def _attempt(who: str, call: Callable[[], Value]) -> Value | Failure:

@@ -25,9 +25,9 @@ from outvote.training.layer_chain import LayerChain, is_chain
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.objective import Objective, Score
 from outvote.training.samples import ArraySamples, ByteImages, Samples
-from outvote.training.sequential import MakeOptimizer, SequentialTrainer, batches_of
+from outvote.training.sequential import MakeOptimizer, SequentialTrainer, batches_of, buffers_of
 from outvote.training.strata import Strata
-from outvote.training.trainer import ClientTask, LocalUpdates, TrainOne, train_each
+from outvote.training.trainer import ClientTask, LocalUpdates, train_each
 from outvote.training.workers import MOST_BYTES, Sizes, Workers, WorkersEnded
 
 SECONDS_BEFORE_WORKERS = 0.25
@@ -62,8 +62,7 @@ class CoresTrainer:
         self.samples = samples
         self.reason = ""
         self._plain = SequentialTrainer(copy.deepcopy(module), samples, objective, None, precision)
-        chain = _ChainClient.of(self._plain)
-        self._train_one: TrainOne = self._plain.train_one if chain is None else chain.train_one
+        self._train_one = _Client(module, samples, objective).train_one
         self._seconds = 0.0
         self._forked: Workers | None = None
         self._num_failures = 0
@@ -170,23 +169,12 @@ class CoresTrainer:
 
 
 @final
-class _ChainClient:
-    """Trains a chain of layers without autograd: weights and gradients are one vector each."""
+class _Client:
+    """Trains a client of known layers: weights, gradients and velocities are one vector each."""
 
-    @classmethod
-    def of(cls, plain: SequentialTrainer) -> "_ChainClient | None":
-        """Return what trains a network; None: it is no chain that predicts classes."""
-        samples = plain.samples
-        inputs = samples.inputs(torch.zeros(2, dtype=torch.int64))
-        if not plain.objective.is_cross_entropy or len(inputs) > 1:
-            return None
-        module = copy.deepcopy(plain.module).to(samples.dtype)
-        if not is_chain(module, inputs[0], samples.targets):
-            return None
-        return cls(module, samples)
-
-    def __init__(self, module: nn.Module, samples: Samples) -> None:
-        self.samples = samples
+    def __init__(self, module: nn.Module, samples: Samples, objective: Objective) -> None:
+        self.samples, self.objective = samples, objective
+        self.module = module = copy.deepcopy(module).to(samples.dtype).train()
         self.weights = nn.utils.parameters_to_vector(module.parameters()).detach()
         self.gradient = torch.zeros_like(self.weights)
         self.velocity = torch.zeros_like(self.weights)
@@ -196,7 +184,12 @@ class _ChainClient:
             parameter.data = self.weights[piece].view_as(parameter)
             parameter.grad = self.gradient[piece].view_as(parameter)
             start += parameter.numel()
-        self.chain = LayerChain(module)
+        self.chain: LayerChain | None = None
+        """What computes a gradient without autograd, where the network is simple enough."""
+        inputs = samples.inputs(torch.zeros(2, dtype=torch.int64))
+        is_alone = objective.is_cross_entropy and len(inputs) == 1
+        if is_alone and is_chain(module, inputs[0], samples.targets):
+            self.chain = LayerChain(module)
 
     @torch.no_grad()
     def train_one(
@@ -209,17 +202,30 @@ class _ChainClient:
         gradient: Tensor,
         after: Tensor,
     ) -> float:
-        """Train one client: fill its gradient, and return its mean loss."""
-        del buffers, after  # A chain has none.
+        """Train one client: fill its gradient and its buffers, and return its mean loss."""
         self.weights.copy_(weights)
         self.velocity.zero_()
+        own = list(self.module.buffers())
+        for buffer, values in zip(own, buffers.split([b.numel() for b in own]), strict=True):
+            buffer.copy_(values.view_as(buffer))
         total = torch.zeros((), dtype=torch.float64)
         with torch.autocast("cpu", enabled=False):  # A caller may be in it.
-            for (inputs,), targets in batches_of(task, self.samples):
-                total += self.chain.loss(inputs, targets)
+            for inputs, targets in batches_of(task, self.samples):
+                total += self._loss(inputs, targets)
                 self._step(weights, training, learning_rate)
         torch.sub(weights, self.weights, out=gradient)
+        after.copy_(buffers_of(self.module))
         return float(total) / max(1, task.batches.num_steps)
+
+    def _loss(self, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+        """Return the loss of a batch, and compute its gradient."""
+        if self.chain is not None:
+            return self.chain.loss(inputs[0], targets)
+        self.gradient.zero_()
+        with torch.enable_grad():
+            loss = self.objective(self.module(*inputs), targets)
+            loss.backward()
+        return loss.detach()
 
     def _step(self, start: Tensor, training: LocalSGD, learning_rate: float) -> None:
         if training.proximal > 0:

@@ -42,8 +42,7 @@ class Joined:
     def __init__(self, num_channels: int, plus: Tensor | None = None) -> None:
         """Take the number of channels of all branches, and what is added to them."""
         self.num_channels = num_channels
-        # Of a contiguous tensor, an axis of one pixel may have any stride; here kernels read it.
-        self.plus = None if plus is None else plus.detach().reshape(-1).view(plus.shape)
+        self.plus = None if plus is None else plus.detach()
         self.whole: Tensor | None = None
         self._used = 0
 

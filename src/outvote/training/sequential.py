@@ -80,7 +80,8 @@ class SequentialTrainer:
             optimizer = self._make_optimizer(trained, training, learning_rate)
             total = torch.zeros((), dtype=torch.float64, device=self.samples.device)
             for inputs, targets in batches_of(task, self.samples):
-                module.zero_grad(set_to_none=True)
+                for each in trained:
+                    each.grad = None
                 loss = self.objective(module(*inputs), targets)
                 loss.backward()
                 if training.proximal:

@@ -1,9 +1,8 @@
 """One network, many sets of weights: all of them forward and backward as one program.
 
-Samples are ``[models, batch, height, width, channels]``. A convolution is one batched matrix
-product of im2col and the weights; kernels do without the copies of im2col. While clients train, the
-weights of each model are packed in the layout of these products (`StackedModel.pack`); `unpack`
-puts them back into torch's order.
+Samples are ``[models, batch, height, width, channels]``. A convolution is one batched product of
+windows and the weights. While clients train, the weights of each model are packed in the layout of
+these products (`StackedModel.pack`); `unpack` puts them back into torch's order.
 """
 
 from collections.abc import Callable, Iterator, Sequence

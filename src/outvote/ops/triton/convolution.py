@@ -199,6 +199,17 @@ def convolve(
     )
 
 
+def image_gradient(
+    gradient: Tensor, weights: Tensor, shape: tuple[int, ...], window: tuple[int, int, int]
+) -> Tensor:
+    """Return the gradient of images of a shape, for windows with a stride of 1."""
+    size, _, padding = window
+    result = gradient.new_empty(shape)
+    back = (size, 1, size - 1 - padding)
+    convolve(gradient, weights, result, back, After(), is_backward=True)
+    return result
+
+
 @triton.jit(
     do_not_specialize=[
         "num_pixels",

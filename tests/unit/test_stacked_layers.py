@@ -363,19 +363,11 @@ def test_rows_of_a_gradient_lie_at_the_distance_that_kernels_read(side: int) -> 
     middle.register_hook(received.append)
     flat = middle.movedim(-1, 2).flatten(2)
     torch.bmm(flat, _drawn(3, flat.shape[-1], 5, seed=1)).square().sum().backward()
-    found = layers._evenly_spaced(received[0])
+    found = layers.evenly_spaced(received[0])
     strides = (found.stride(0), found.stride(-2), 1)
     assert torch.equal(
         found.as_strided((3, 4 * side * side, 8), strides), images.grad.flatten(1, 3)
     )
-
-
-def test_what_is_added_to_branches_of_one_pixel_has_the_strides_that_kernels_read() -> None:
-    # Contiguous, as torch counts, with a stride of 1 between pixels of 8 channels.
-    plus = _drawn(3, 4, 8, seed=0).as_strided((3, 4, 1, 1, 8), (32, 8, 1, 1, 1))
-    joined = Joined(8, plus)
-    assert joined.plus.stride() == (32, 8, 8, 8, 1)
-    assert torch.equal(joined.plus, plus)
 
 
 NETWORKS = [
