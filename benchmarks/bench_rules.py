@@ -12,18 +12,11 @@ import sys
 from pathlib import Path
 
 import torch
-from outvote.ops.distances import row_norms
 from straightforward import add_scores, gas_multi_krum
 from timing import circumstances, medians, peak_extra_bytes, write_json
 from torch import Tensor
 
 import outvote as ov
-from outvote.ops import client_kernels, group_kernels
-from outvote.ops.memory import listed_later
-from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.groups import groups_at_once
-from outvote.rules.rule import RoundInfo
-from outvote.seeding import RandomStream
 
 DIM = 2_472_266
 GAS_SPECS = (
@@ -64,7 +57,9 @@ def main() -> None:
     print(circumstances(device))
     for num_clients in options.clients:
         if options.large:
-            rows += measure_large(num_clients, options.dim, options.repeats, device)
+            rows += measure_some(
+                list(LARGE_SPECS), num_clients, options.dim, options.repeats, device
+            )
             continue
         if options.rules:
             rows += measure_some(options.rules, num_clients, options.dim, options.repeats, device)
@@ -120,52 +115,6 @@ def measure_some(
         num_assumed = min(num_byzantine, rule.max_byzantine(num_clients))
         jobs[spec, "random"] = lambda rule=rule, f=num_assumed: rule(X, num_byzantine=f)
     return print_rows(medians(jobs, repeats, device), {}, num_clients, dim)
-
-
-def measure_large(num_clients: int, dim: int, repeats: int, device: torch.device) -> list[dict]:
-    """Measure gas on gradients that fill the memory, and what its passes over them take."""
-    rows = measure_some(list(LARGE_SPECS), num_clients, dim, repeats, device)
-    generator = torch.Generator(device).manual_seed(0)
-    X = torch.randn(1, num_clients, dim, generator=generator, device=device)
-    matrix = ClientMatrix.from_rows(X, torch.zeros(1, dtype=torch.long, device=device))
-    info = RoundInfo(num_byzantine=num_clients // 5, stream=RandomStream((0,)))
-    groups = matrix.split("balanced", 1000, info)
-    if not client_kernels.is_usable(matrix.columns, num_clients):
-        return rows  # On a CPU the passes are not one after another.
-    block = groups.split.blocks[0]
-    values = client_kernels.scattered(matrix.columns, block)
-    few = slice(0, min(block.shape[1], groups_at_once(matrix, block.shape[2], needs_values=False)))
-    weights = torch.zeros(1, num_clients, dtype=torch.float64, device=device)
-    weights[:, num_clients // 5 :] = 1 / (num_clients - num_clients // 5)
-
-    def norms() -> list[float]:
-        return listed_later(row_norms(X[0]))()
-
-    jobs = {
-        "mean": (lambda: X[0].mean(dim=0), X.nbytes),
-        "norms": (norms, X.nbytes),
-        "scatter": (
-            lambda: client_kernels.scattered(matrix.columns, block),
-            X.nbytes + values.nbytes,
-        ),
-        "products of some groups": (
-            lambda: group_kernels.products(values[:, few, :, :num_clients], matrix.centre),
-            values[:, few].nbytes,
-        ),
-        "average of the kept": (
-            lambda: group_kernels.weighted_sum(X, weights),
-            X.nbytes * (num_clients - num_clients // 5) // num_clients,
-        ),
-    }
-    seconds = medians({name: job for name, (job, _) in jobs.items()}, repeats, device)
-    for name, (_, num_bytes) in jobs.items():
-        speed = num_bytes / seconds[name] / 1e9
-        print(
-            f"{name:48s} {seconds[name] * 1e3:10.2f} ms {num_bytes / 1e9:8.1f} GB {speed:8.0f} GB/s"
-        )
-        row = {"clients": num_clients, "dim": dim, "job": f"pass: {name}", "bytes": num_bytes}
-        rows.append(row | {"milliseconds": round(seconds[name] * 1e3, 3)})
-    return rows
 
 
 def print_rows(seconds: dict, memory: dict, num_clients: int, dim: int) -> list[dict]:

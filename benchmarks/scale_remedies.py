@@ -15,7 +15,7 @@ import torch
 from timing import circumstances, write_json
 
 import outvote as ov
-from outvote.ops import distances
+from outvote.ops.select import average_of_smallest
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class RankGAS(ov.Wrapper):
             return rank.sum(dim=-2)
 
         scores = groups.total(ranks)
-        kept = distances.average_of_smallest(scores, matrix.num_clients - info.num_byzantine)
+        kept = average_of_smallest(scores, matrix.num_clients - info.num_byzantine)
         return ov.Aggregation(weights=kept, scores=scores, num_groups=groups.num_groups)
 
 

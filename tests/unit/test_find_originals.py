@@ -1,11 +1,8 @@
-"""The first of equal rows, found for all runs at once."""
+"""The first of equal rows of every run: colluding clients send copies, which must tie exactly."""
 
 import torch
-from outvote.ops.distances import find_originals
 
-
-def _norms(rows):
-    return torch.linalg.vector_norm(rows, dim=-1).tolist()
+from outvote.rules.values import row_facts
 
 
 def test_copies_of_every_run(device):
@@ -14,13 +11,11 @@ def test_copies_of_every_run(device):
     rows[0, 5] = rows[0, 1]
     rows[0, 4] = rows[0, 2]
     rows[2] = rows[2, 0]
-    found = find_originals(rows, _norms(rows))
-    assert found == [[0, 1, 2, 1, 2, 1], [0, 1, 2, 3, 4, 5], [0] * 6]
+    assert row_facts(rows).originals == [[0, 1, 2, 1, 2, 1], [0, 1, 2, 3, 4, 5], [0] * 6]
 
 
 def test_rows_of_equal_norm_that_agree_in_the_sample_alone_are_no_copies(device):
     rows = torch.ones(2, 5, 1000, device=device)
     for row, sign in enumerate([1, -1, 1, -1, 1]):
         rows[1, row, 7] = sign
-    norms = [[1.0] * 5] * 2
-    assert find_originals(rows, norms) == [[0] * 5, [0, 1, 0, 1, 0]]
+    assert row_facts(rows).originals == [[0] * 5, [0, 1, 0, 1, 0]]

@@ -1,23 +1,33 @@
 """The precision of a rule's work, whatever modes its caller is in, and its callers in turn."""
 
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from contextlib import contextmanager
 
 import pytest
 import torch
 
+import outvote as ov
 from outvote.ops import precision
-from outvote.ops.precision import (
-    _get_precision,
-    _set_precision,
-    exact_products,
-    fast_products,
-    plain_torch,
-)
-from outvote.rules.split import draw_orders
-from outvote.seeding import RandomStream
+from outvote.ops.precision import exact_products, fast_products, plain_torch, products_in
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def setting(monkeypatch):
+    """A setting of matrix products that a test may change, in place of torch's own."""
+
+    class Setting:
+        fp32_precision = "tf32"
+
+    layers = Setting()
+    settings = precision._Settings([Setting(), layers])
+    monkeypatch.setattr(precision, "_settings", lambda _: settings)
+    return settings.backends
+
+
+def names(backends) -> list[str]:
+    return [backend.fp32_precision for backend in backends]
 
 
 def _modes() -> tuple[bool, bool, bool]:
@@ -28,26 +38,19 @@ def _modes() -> tuple[bool, bool, bool]:
     )
 
 
-def test_the_modes_of_a_caller_are_left_behind_and_come_back():
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+@pytest.mark.parametrize(
+    "mode",
+    [torch.enable_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)],
+    ids=["gradients", "inference", "autocast"],
+)
+def test_the_modes_of_a_caller_are_left_behind_and_come_back(mode):
+    with mode:
         before = _modes()
         with plain_torch(CPU):
             assert _modes() == (False, False, False)
-            assert set(_get_precision()) <= {"ieee", "highest"}
-        assert _modes() == before
-
-
-def test_modes_that_are_entered_inside_are_left_behind_too():
-    for mode in (
-        torch.enable_grad(),
-        torch.inference_mode(),
-        torch.autocast("cpu", torch.bfloat16),
-    ):
-        with plain_torch(CPU), mode:
-            before = _modes()
-            with plain_torch(CPU):
+            with mode, plain_torch(CPU):
                 assert _modes() == (False, False, False)
-            assert _modes() == before
+        assert _modes() == before
 
 
 @pytest.mark.parametrize(("device", "is_changed"), [("cuda:1", True), ("cuda:0", False)])
@@ -62,56 +65,61 @@ def test_kernels_start_on_the_gpu_that_has_the_values(device, is_changed, monkey
 
     monkeypatch.setattr(precision, "on_gpu", on_gpu)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
-    with plain_torch(torch.device(device)):
-        assert current == ([0, 1] if is_changed else [0])
+    for _ in range(2):
         with plain_torch(torch.device(device)):
             assert current == ([0, 1] if is_changed else [0])
-        assert not torch.is_grad_enabled()
+            assert not torch.is_grad_enabled()
     assert current == [0]
 
 
-def test_the_first_one_in_sets_the_precision_and_the_last_one_out_restores_it():
-    before = _get_precision()
-    with fast_products():
-        fast = _get_precision()
-        assert fast != before
+def test_products_are_exact_while_anybody_needs_them(setting):
+    with fast_products(CPU):
+        assert names(setting) == ["tf32", "tf32"]
         for _ in range(2):
-            with exact_products(), plain_torch(CPU), plain_torch(CPU):
-                assert set(_get_precision()) <= {"ieee", "highest"}
-            assert _get_precision() == fast
-    assert _get_precision() == before
+            with exact_products(CPU), plain_torch(CPU), exact_products(CPU):
+                assert names(setting) == ["ieee", "tf32"]
+            assert names(setting) == ["tf32", "tf32"]
+    setting[0].fp32_precision = "none"
+    with fast_products(CPU):
+        assert names(setting) == ["tf32", "tf32"]
+    assert names(setting) == ["none", "tf32"]
 
 
-def test_runs_of_one_seed_draw_one_order():
-    first, other, again = draw_orders(20_000, RandomStream((3, 4, 3)))
-    assert again is first
-    assert not torch.equal(first.index(), other.index())
-    assert draw_orders(20_000, RandomStream((3,)))[0] is first
-    assert draw_orders(20_001, RandomStream((3,)))[0] is not first
+def test_layers_are_exact_with_the_precision_float32(setting):
+    with products_in("float32", CPU):
+        assert names(setting) == ["ieee", "ieee"]
+    with products_in("tf32", CPU):
+        assert names(setting) == ["tf32", "tf32"]
+    assert names(setting) == ["tf32", "tf32"]
 
 
-def test_what_code_inside_sets_is_undone_at_the_end():
-    before = _get_precision()
-    _set_precision(["ieee"] * len(before))
-    try:
-        exact = _get_precision()
-        with plain_torch(CPU):
-            _set_precision(["tf32"] * len(before))
-        assert _get_precision() == exact
-    finally:
-        _set_precision(before)
+def test_another_thread_that_wants_speed_waits_with_it(setting):
+    seen = []
+
+    def inside():
+        with fast_products(CPU):
+            seen.append(setting[0].fp32_precision)
+
+    with exact_products(CPU):
+        thread = threading.Thread(target=inside)
+        thread.start()
+        thread.join()
+    assert seen == ["ieee"]
+    assert setting[0].fp32_precision == "tf32"
 
 
-def test_another_thread_is_exact_whatever_code_inside_has_set():
-    before = _get_precision()
-    with exact_products():
-        exact = _get_precision()
-        _set_precision(["tf32"] * len(before))
-        with ThreadPoolExecutor(1) as threads:
-            assert threads.submit(_inside).result() == exact
-    assert _get_precision() == before
+def test_a_rule_is_exact_whatever_its_caller_has_set(setting):
+    seen = []
 
+    class Seeing(ov.VectorRule):
+        def max_byzantine(self, num_clients):
+            return num_clients - 1
 
-def _inside() -> list[str]:
-    with exact_products():
-        return _get_precision()
+        def aggregate(self, rows, num_byzantine):
+            seen.append(setting[0].fp32_precision)
+            return rows.mean(dim=0)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        Seeing()([[1.0, 2.0], [3.0, 4.0]], num_byzantine=0)
+    assert seen == ["ieee"]
+    assert setting[0].fp32_precision == "tf32"

@@ -1,10 +1,9 @@
 """Aggregates the files of many clients with a rule, and writes the new update or model."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -38,7 +37,6 @@ from outvote.scores import robust_z
 from outvote.server.replies import applied_nevertheless, why_too_few
 
 PathLike = str | os.PathLike[str]
-Write = Callable[[str, int, Tensor], None]
 
 
 def aggregate_files(  # noqa: PLR0913  (all that a round may have, by name)
@@ -258,10 +256,9 @@ class _Job:
             with self._opened(output, counters) as writer:
                 for piece, vector in pieces:
                     if update is not None:
-                        self._write(partial(_keep, update), self._entries, piece, vector)
+                        self._keep(update, piece, vector)
                     if writer is not None:
-                        moved = self._moved(piece, vector)
-                        self._write(writer.write, writer.entries, piece, moved)
+                        self._write(writer, piece, vector)
         except (StoreError, FilesError):
             for _ in pieces if self.processes is not None else ():
                 pass  # The others send theirs until the end.
@@ -301,22 +298,21 @@ class _Job:
                 writer.write(name, 0, value)
             yield writer
 
-    def _moved(self, piece: slice, vector: Tensor) -> Tensor:
-        """Return some of the new model, or of the update if there is no base."""
-        if self.base is None:
-            return vector
-        start = torch.empty_like(vector)
-        try:
-            self.base.read(piece.start, start)
-        except UnusableFile as error:
-            raise FilesError(f"the base {self.base.path} {error}, nothing was written") from error
-        return start + vector
-
-    def _write(
-        self, write: Write, entries: Mapping[str, Entry], piece: slice, vector: Tensor
-    ) -> None:
+    def _keep(self, update: Named, piece: slice, vector: Tensor) -> None:
         for name, _, own, there in overlaps(self._first.entries, piece):
-            write(name, own.start, _narrowed(vector[there], entries[name].dtype))
+            update[name].view(-1)[own] = _narrowed(vector[there], update[name].dtype)
+
+    def _write(self, writer: TensorWriter, piece: slice, vector: Tensor) -> None:
+        if self.base is not None:
+            start = torch.empty_like(vector)
+            try:
+                self.base.read(piece.start, start)
+            except UnusableFile as error:
+                path = self.base.path
+                raise FilesError(f"the base {path} {error}, nothing was written") from error
+            vector = start + vector
+        for name, _, own, there in overlaps(self._first.entries, piece):
+            writer.write(name, own.start, _narrowed(vector[there], writer.entries[name].dtype))
 
     def _counters(self, verdict: Verdict) -> Named:
         """Return the maximum over the kept clients of every tensor of integers."""
@@ -355,11 +351,6 @@ class _Job:
             same = f"the same update as {copies[client.name]}" if client.name in copies else ""
             records.append(record | {"reason": client.reason or same})
         return records
-
-
-def _keep(named: Named, name: str, start: int, values: Tensor) -> None:
-    """Take values of a tensor from the number `start` on."""
-    named[name].view(-1)[start : start + len(values)] = values
 
 
 def _narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -54,11 +54,10 @@ def add_round(folder: Path, rule: Rule, found: FilesResult, options: dict[str, A
 
 
 def _record(client: dict[str, Any]) -> ClientRecord:
-    is_malformed = client["status"] == "rejected"
     return ClientRecord(
         # A file's name may be no text: what is not UTF-8 is shown by its codes.
         client=client["client"].encode(errors="backslashreplace").decode(),
-        standing="malformed" if is_malformed else "aggregated",
+        standing="malformed" if client["status"] == "rejected" else "aggregated",
         score=client["score"],
         kept=None if client["status"] == "used" else client["status"] == "kept",
         reason=client["reason"].encode(errors="backslashreplace").decode(),

@@ -137,10 +137,9 @@ class Processes:
 
     def _exchanged(self, own: tuple[slice, Tensor] | None) -> Iterator[tuple[slice, Tensor]]:
         piece, values = own or (slice(0, 0), torch.empty(0))
-        is_wide = values.dtype == torch.float64
-        about = self.gather(torch.tensor([piece.start, piece.stop, int(is_wide)]))
+        about = self.gather(torch.tensor([piece.start, piece.stop, values.itemsize]))
         width = int((about[:, 1] - about[:, 0]).max())
-        dtype = torch.float64 if bool(about[:, 2].any()) else torch.float32
+        dtype = torch.float64 if bool((about[:, 2] == 8).any()) else torch.float32
         buffer = torch.zeros(width, dtype=dtype, device=self.device)
         buffer[: len(values)] = values
         found = [torch.empty_like(buffer) for _ in range(self.size)] if self.rank == 0 else None

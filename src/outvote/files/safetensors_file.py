@@ -116,8 +116,7 @@ def read_header(path: Path) -> Header:
     entries = _read_entries(about, status.st_size - 8 - length)
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _invalid("its metadata is not text")
-    starts = _check_offsets(about, entries)
-    offsets = {name: 8 + length + start for name, start in starts.items()}
+    offsets = _check_offsets(about, entries, 8 + length)
     return Header(entries, metadata, offsets, state_of(status))
 
 
@@ -183,8 +182,10 @@ def _entry(name: str, about: object) -> Entry:
     return Entry(tuple(shape), dtype)
 
 
-def _check_offsets(about: dict[str, Any], entries: Sequence[tuple[str, Entry]]) -> dict[str, int]:
-    """Return where every tensor starts in the data; together they must fill it, without a gap."""
+def _check_offsets(
+    about: dict[str, Any], entries: Sequence[tuple[str, Entry]], first: int
+) -> dict[str, int]:
+    """Return where every tensor starts in the file; together they must fill it, without a gap."""
     starts: dict[str, int] = {}
     for name, entry in entries:
         if prod(size for size in entry.shape if size) >= 2**63:
@@ -203,7 +204,7 @@ def _check_offsets(about: dict[str, Any], entries: Sequence[tuple[str, Entry]]) 
         if about[name]["data_offsets"] != [end, end + sizes[name]]:
             raise _invalid(f"wrong offsets for {shortened(name)!r}")
         end += sizes[name]
-    return starts
+    return {name: first + start for name, start in starts.items()}
 
 
 def _invalid(why: str) -> UnusableFile:

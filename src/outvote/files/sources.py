@@ -71,15 +71,13 @@ def open_source(value: Any) -> Source:
         return value
     if isinstance(value, str | os.PathLike):
         return _open_file(Path(value))
-    if isinstance(value, Mapping):
-        return ArraySource(value)
     if callable(value):
         return ChunkSource(value)
     if isinstance(value, Iterator):
         raise TypeError(
             "a source is read more than once, got an iterator; give the function that makes it."
         )
-    return ArraySource({"": value})
+    return ArraySource(value if isinstance(value, Mapping) else {"": value})
 
 
 def _open_file(path: Path) -> Source:

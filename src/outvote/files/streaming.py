@@ -48,8 +48,6 @@ SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 12, 1 << 20
 BYTES_PER_VALUE = 40
 # So few are not worth a stream: rules have ways of their own for them.
 FEW_COORDINATES = 1024
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 @final
@@ -142,14 +140,13 @@ class StreamingAggregator:
             while self._found is None:
                 with suppress(SourceFailed):  # One more client is rejected: start without it.
                     self._found = self._aggregate()
-        found = self._found
         return OneRound(
             rule=self.rule,
             update=None,
-            found=found,
+            found=self._found,
             clients=self.clients,
             seed=self.seed,
-            notes=found.notes,
+            notes=self._found.notes,
             counts=self._counts,
             count_cap=self._count_cap,
             rejected_are_byzantine=self._rejected_are_byzantine,
@@ -257,7 +254,6 @@ class StreamingAggregator:
         self._processes = processes
         own = self.reasons
         self._reject_in_all({k: own[who] for k, who in enumerate(self.clients) if who in own})
-        wide = [source is not None and source.dtype == torch.float64 for source in self.sources]
         processes.check_same(
             rule=str(self.rule),
             clients=self.clients,
@@ -267,7 +263,9 @@ class StreamingAggregator:
             count_cap=self._count_cap,
             layer_sizes=self._layer_sizes,
             max_memory=self.max_memory,
-            dtypes=wide,
+            dtypes=[
+                source is not None and source.dtype == torch.float64 for source in self.sources
+            ],
         )
         (self.seed, *_) = processes.objects(self.seed)
         if self.dim:
@@ -326,7 +324,7 @@ class StreamingAggregator:
         needed = PROGRAM_BYTES + num_clients * self.dim * 4 * self._dtype.itemsize
         if needed > self.max_memory:
             raise refusal(self.rule, f"that takes {needed / 1e9:.1f} GB")
-        if self._processes is not None and not (is_few and self.rule.traits.can_stream):
+        if self._processes is not None and not is_few:
             raise refusal(self.rule, "each process has a part of them")
         values = torch.zeros(num_clients, self.dim, dtype=self._dtype)
         for k, source in enumerate(self.sources):
@@ -409,11 +407,12 @@ def refusal(rule: Rule, why: str) -> ValueError:
 
 def parse_memory(text: int | str) -> int:
     """Read a number of bytes, such as "2GB" or "1.5 GiB"."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
-    if match is None or match[2].upper() not in UNITS:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?))?B?\s*", str(text).upper())
+    if match is None:
         raise ValueError(f"max_memory must be a number of bytes such as '2GB', got {text!r}.")
+    unit = (1024 if match[3] else 1000) ** (" KMGT".index(match[2] or " "))
     # A number beyond all floats is infinite: as much as any machine has.
-    num_bytes = int(min(float(match[1]) * UNITS[match[2].upper()], 2.0**62))
+    num_bytes = int(min(float(match[1]) * unit, 2.0**62))
     if num_bytes < SMALLEST_MEMORY:
         raise ValueError(
             f"max_memory must be at least {SMALLEST_MEMORY // 10**6}MB, which the program itself "

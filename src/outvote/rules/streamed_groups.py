@@ -7,6 +7,7 @@ groups gets as many at a time as fit the memory.
 from collections.abc import Callable
 from functools import partial
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,14 +125,14 @@ class StreamedGroups(Groups):
     ) -> PerClient:
         """Measure groups of one width; their values are read when they are needed."""
         matrix, (first, last, width) = self.matrix, some
-        known = {
+        known: dict[str, Any] = {
             "centre": matrix.centre,
             "originals": matrix.originals,
             "is_wide": matrix.is_wide,
             "largest_norm": matrix.largest_norm,
         }
         if products is None:
-            values = InMemory(self._read(first, last).mT.unsqueeze(0))
+            values = InMemory(self._read_values(first, last).mT.unsqueeze(0))
             starts = self.split.starts[first : last + 1] - self.split.starts[first]
             split = Split([OwnOrder(values.shape[-2])], starts)
             return Groups(ClientMatrix(values, **known), split, 0).total(measure)
@@ -148,10 +149,10 @@ class StreamedGroups(Groups):
         )
 
     def _values(self, first: int, last: int) -> Columns:
-        rows = self._read(first, last).unflatten(1, (last - first, -1))
+        rows: Rows = self._read_values(first, last).unflatten(1, (last - first, -1))
         return rows.permute(1, 2, 0).unsqueeze(0)
 
-    def _read(self, first: int, last: int) -> Rows:
+    def _read_values(self, first: int, last: int) -> Rows:
         """Read some groups in one pass, ``[clients, groups * width]``."""
         start, stop = int(self.split.starts[first]), int(self.split.starts[last])
         stream, order = self._stream, self.split.orders[0]
