@@ -462,6 +462,7 @@ CASES: dict[str, Case] = {
         {
             "plain": steps(None),
             "clipped": steps(2.0),
+            "short enough": steps(1e6),
             "clipped, with a copy": steps(0.1, is_narrow=True),
             "the first": steps(2.0, is_first=True),
             "from rows, the last of some": steps(None, is_first=True, has_start=True),

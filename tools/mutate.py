@@ -30,6 +30,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mutate_plugin import recorded
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("ops", "rules", "files", "training", "results")
 COPIED = ("src", "tests", "tools", "study", "docs", "benchmarks", "examples", "scripts")
@@ -254,27 +256,23 @@ class Checkout:
         return failed[0] if failed else f"pytest ended with {done.returncode}"
 
     def _record(self) -> tuple[dict[str, set[str]], dict[str, float]]:
-        """Return what each test executes and how long it takes, from a run without a bug."""
-        kept = self.records / f"executed-{self._checksum()}.json"
-        if not kept.exists():
-            parts = self.records / "parts"
-            shutil.rmtree(parts, ignore_errors=True)
-            parts.mkdir()
-            done = self._pytest(["-n", "2", *self.tests], 7200, OUTVOTE_RECORD_TESTS=str(parts))
-            log = self.records / "without-a-bug.log"
+        """Return what each test executes and how long it takes, from a run without a bug.
+
+        A run that was ended is continued by the next call.
+        """
+        folder = self.records / f"executed-{self._checksum()}"
+        folder.mkdir(exist_ok=True)
+        done = self._pytest(["-n", "2", *self.tests], 7200, OUTVOTE_RECORD_TESTS=str(folder))
+        if done.returncode not in (0, 1, 5):  # 5: all are recorded.
+            log = folder / "pytest.log"
             log.write_text(done.stdout + done.stderr, encoding="utf-8")
-            if done.returncode not in (0, 1):
-                raise SystemExit(f"the tests do not run: {log}")
-            found: dict[str, Any] = {}
-            for path in parts.glob("*.json"):
-                found |= json.loads(path.read_text(encoding="utf-8"))
-            for test in FAILED.findall(done.stdout):
-                found.pop(test, None)
-                sys.stdout.write(f"left out, since it fails without a bug: {test}\n")
-            kept.write_text(json.dumps(found), encoding="utf-8")
-        rows = json.loads(kept.read_text(encoding="utf-8"))
-        executed = {test: set(row["functions"]) for test, row in rows.items()}
-        return executed, {test: row["seconds"] for test, row in rows.items()}
+            raise SystemExit(f"pytest ended with {done.returncode}, see {log}; call again to go on")
+        rows = recorded(folder)
+        failing = [test for test, row in rows.items() if row["fails"]]
+        sys.stdout.writelines(f"left out, it fails without a bug: {test}\n" for test in failing)
+        kept = {test: row for test, row in rows.items() if not row["fails"]}
+        executed = {test: set(row["functions"]) for test, row in kept.items()}
+        return executed, {test: row["seconds"] for test, row in kept.items()}
 
     def _checksum(self) -> str:
         files = sorted([*self.root.glob("src/**/*.py"), *self.root.glob("tests/**/*.py")])

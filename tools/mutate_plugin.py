@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 RECORD, WANTED = (os.environ.get(f"OUTVOTE_{name}_TESTS") for name in ("RECORD", "WANTED"))
-"""A folder to write to, and a file with the tests that are wanted, in their order."""
+"""A folder to write to, and a file with the tests that are wanted, in their order; with a folder,
+those that it has already are not repeated."""
 ROOT = Path(__file__).parents[1]
 SOURCE = str(ROOT / "src")
-_FOUND: dict[str, dict[str, Any]] = {}
+_FAILED: set[str] = set()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -39,7 +40,29 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]  # None stops it
         seconds = time.monotonic() - began
-        _FOUND[item.nodeid] = {"seconds": seconds, "functions": sorted(_places(codes))}
+        row = {"test": item.nodeid, "seconds": seconds, "fails": item.nodeid in _FAILED}
+        line = json.dumps(row | {"functions": sorted(_places(codes))})
+        with (Path(RECORD) / f"{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
+    """Note a test that fails."""
+    report = yield
+    if report.failed:
+        _FAILED.add(item.nodeid)
+    return report
+
+
+def recorded(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what is recorded of each test; an incomplete line of a killed process is left out."""
+    found = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        rows = [json.loads(line) for line in lines if line.endswith("\n")]
+        found |= {row["test"]: row for row in rows}
+    return found
 
 
 def _places(codes: set[CodeType]) -> set[str]:
@@ -49,20 +72,16 @@ def _places(codes: set[CodeType]) -> set[str]:
     return set(names.values()) | {f"{names[each]}:{each.co_firstlineno}" for each in own}
 
 
-def pytest_sessionfinish() -> None:
-    """Write what this process has recorded."""
-    if RECORD is not None and _FOUND:
-        worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-        path = Path(RECORD) / f"{worker}.json"
-        path.write_text(json.dumps(_FOUND), encoding="utf-8")
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests that are wanted, in their order."""
-    if WANTED is None:
-        return
-    place = {name: k for k, name in enumerate(json.loads(Path(WANTED).read_text("utf-8")))}
-    config.hook.pytest_deselected(items=[each for each in items if each.nodeid not in place])
-    items[:] = [each for each in items if each.nodeid in place]
-    items.sort(key=lambda each: place[each.nodeid])
+    """Keep the tests that are wanted, in their order, or that are not recorded yet."""
+    kept = items
+    if WANTED is not None:
+        place = {name: k for k, name in enumerate(json.loads(Path(WANTED).read_text("utf-8")))}
+        kept = [each for each in items if each.nodeid in place]
+        kept.sort(key=lambda each: place[each.nodeid])
+    if RECORD is not None:
+        known = recorded(Path(RECORD))
+        kept = [each for each in items if each.nodeid not in known]
+    config.hook.pytest_deselected(items=list(set(items) - set(kept)))
+    items[:] = kept

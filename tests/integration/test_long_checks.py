@@ -15,6 +15,7 @@ import fuzz_readers
 from damaged_copies import damaged
 from fuzz_readers import READERS, Fuzz, Reader, TooLong, fault, place
 from mutate import PACKAGES, bugs, draw
+from mutate_plugin import recorded
 from outvote.results.disk import StoreError, read_json
 from soak_store import Soak
 
@@ -193,3 +194,9 @@ def test_bugs_are_drawn_by_seed_and_as_many_in_each_package():
     packages = [bug.file.split("/")[2] for bug in drawn]
     assert all(packages.count(name) == 3 for name in PACKAGES)
     assert len({(bug.file, bug.begin, bug.new) for bug in drawn}) == 15
+
+
+def test_what_a_killed_run_recorded_is_kept_but_for_its_last_line(tmp_path):
+    row = {"test": "a.py::test_a", "seconds": 1.0, "fails": False, "functions": ["a.py:3"]}
+    (tmp_path / "1.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(row)[:20]}")
+    assert recorded(tmp_path) == {"a.py::test_a": row}

@@ -6,12 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import outvote as ov
 from outvote.models.model_spec import MODELS
-from outvote.training.stacked_model import StackedModel
-from outvote.training.stacked_trainer import WeightStack
 
 SIZES = {
     "alexnet": (10, (32, 32, 3), 2_472_266, 0),
@@ -58,64 +55,6 @@ def test_a_model_has_as_many_parameters_as_published(name: str):
     model = ov.make_model(name, num_classes=num_classes)
     assert sum(p.numel() for p in model.parameters()) == num_parameters
     assert sum(b.numel() for b in model.buffers()) == num_buffers
-
-
-@pytest.mark.parametrize(
-    ("is_padded", "name"),
-    [
-        # The largest network is padded only.
-        pytest.param(
-            is_padded, name, marks=[pytest.mark.slow] * (name == "resnet18" and not is_padded)
-        )
-        for is_padded in (False, True)
-        for name in STACKED
-    ],
-)
-def test_stacked_networks_compute_what_each_would_alone(name: str, is_padded: bool):
-    num_classes, shape, *_ = SIZES[name]
-    shape = SHAPES.get(name, shape)
-    modules = [
-        ov.make_model(name, num_classes=num_classes, input_shape=shape, seed=k).double()
-        for k in range(len(BATCHES))
-    ]
-    stacked = StackedModel(modules[0])
-    vectors = torch.stack([_vector(module.parameters()) for module in modules])
-    stack = WeightStack(stacked, stacked.pack(vectors))
-    parameters, targets = stack.parameters(len(BATCHES)), stack.targets(len(BATCHES))
-    buffers = [
-        torch.stack(same).clone() for same in zip(*(m.buffers() for m in modules), strict=True)
-    ]
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randn(2, 4, *shape, dtype=torch.float64, generator=generator)
-    labels = torch.randint(num_classes, (2, 4), generator=generator)
-    sizes = BATCHES if is_padded else (4, 4)
-    there = torch.tensor([[k < size for k in range(4)] for size in sizes])
-    logits = stacked.forward(
-        parameters,
-        images,
-        buffers=buffers,
-        gradients=targets,
-        is_there=there if is_padded else None,
-        is_training=True,
-    )
-    loss = sum(F.cross_entropy(logits[m, :size], labels[m, :size]) for m, size in enumerate(sizes))
-    loss.backward()
-    gradients = stacked.unpack(stack.gradients)
-    for m, (module, size) in enumerate(zip(modules, sizes, strict=True)):
-        alone = module.train()(images[m, :size].permute(0, 3, 1, 2))
-        F.cross_entropy(alone, labels[m, :size]).backward()
-        torch.testing.assert_close(logits[m, :size], alone, rtol=1e-9, atol=1e-9)
-        expected = _vector(p.grad for p in module.parameters())
-        torch.testing.assert_close(gradients[m], expected, rtol=1e-9, atol=1e-9)
-        for together, buffer in zip(buffers, module.buffers(), strict=True):
-            torch.testing.assert_close(together[m], buffer, rtol=1e-9, atol=1e-9)
-
-
-def test_unpacked_weights_are_the_packed_ones():
-    model = ov.make_model("alexnet", num_classes=10)
-    stacked = StackedModel(model)
-    vectors = torch.randn(2, stacked.num_parameters)
-    assert torch.equal(stacked.unpack(stacked.pack(vectors)), vectors)
 
 
 def test_first_weights_are_a_function_of_the_seed_and_leave_the_global_generator_alone():

@@ -75,3 +75,13 @@ def test_an_exact_mean_of_large_equal_rows_is_that_row(device):
     found = measure(rows, None, torch.float32, REQUESTS["norms"])
     assert torch.equal(found.mean[0], row)
     assert not bool(found.spread.any())
+
+
+def test_extremes_are_those_of_the_rows_in_use_and_0_where_nobody_is(device):
+    rows = torch.randn(2, 5, 90, generator=torch.Generator().manual_seed(3))
+    is_used = torch.tensor([[True, False, True, True, False], [False] * 5])
+    rows[~is_used] = torch.nan
+    found = measure(rows.to(device), is_used.to(device), torch.float32, Request(extremes=True))
+    some = rows[0, is_used[0]]
+    assert torch.equal(found.low.cpu(), torch.stack([some.amin(dim=0), torch.zeros(90)]))
+    assert torch.equal(found.high.cpu(), torch.stack([some.amax(dim=0), torch.zeros(90)]))

@@ -5,15 +5,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import outvote as ov
-from outvote.models.parts import Branches, Residual
 from outvote.ops import layers
 from outvote.ops.layers import norm_moments
 from outvote.ops.pooling import max_pool, window_of
 from outvote.training import fused_layers
 from outvote.training.fused_layers import AddRelu, BiasRelu, FusedNorm, Join, Joined, Norm, Product
-from outvote.training.stacked_model import StackedModel
-from outvote.training.stacked_trainer import WeightStack
 
 EPSILON = 1e-5
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 4e-2}
@@ -215,127 +211,6 @@ def test_add_and_relu_are_those_of_torch(device: torch.device) -> None:
     torch.testing.assert_close(right.grad, (wanted > 0).float())
 
 
-def _fire(channels: int, filters: int) -> nn.Module:
-    squeeze = (nn.Conv2d(channels, 8, 1), nn.BatchNorm2d(8), nn.ReLU())
-    branches = (
-        nn.Sequential(nn.Conv2d(8, filters // 2, k, padding=k // 2), nn.BatchNorm2d(filters // 2))
-        for k in (1, 3)
-    )
-    return nn.Sequential(*squeeze, Branches(*(each.append(nn.ReLU()) for each in branches)))
-
-
-def _network() -> nn.Module:
-    """All that can be computed together: pooled, joined, added, with and without a bias."""
-    body = nn.Sequential(
-        nn.Conv2d(8, 12, 3, 2, padding=1, bias=False),
-        nn.BatchNorm2d(12),
-        nn.ReLU(),
-        nn.Conv2d(12, 12, 3, padding=1),
-        nn.BatchNorm2d(12),
-    )
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1),
-        nn.BatchNorm2d(8, momentum=None),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        Residual(_fire(8, 8)),
-        _fire(8, 8),
-        nn.MaxPool2d(2),
-        Residual(_fire(8, 8)),
-        nn.MaxPool2d(2),
-        Residual(body, nn.Sequential(nn.Conv2d(8, 12, 1, 2), nn.BatchNorm2d(12))),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(12, 6),
-        nn.ReLU(),
-        nn.Linear(6, 4),
-    )
-
-
-@pytest.mark.parametrize("is_padded", [False, True])
-def test_a_network_of_fused_layers_is_that_of_torch(is_padded: bool, device: torch.device) -> None:
-    with torch.random.fork_rng([]):
-        torch.random.default_generator.manual_seed(0)
-        modules = [_network() for _ in range(2)]
-    model = StackedModel(modules[0])
-    vectors = [nn.utils.parameters_to_vector(each.parameters()).detach() for each in modules]
-    stack = WeightStack(model, model.pack(torch.stack(vectors).to(device)))
-    buffers = [
-        torch.stack(same).to(device) for same in zip(*(m.buffers() for m in modules), strict=True)
-    ]
-    images = _drawn(2, 6, 16, 16, 3, seed=1)
-    outer = _drawn(2, 6, 4, seed=2)
-    is_there = _mask((2, 6)) if is_padded else torch.ones(2, 6, dtype=torch.bool)
-    found = model.forward(
-        stack.parameters(2),
-        images.float().to(device),
-        buffers=buffers,
-        gradients=stack.targets(2),
-        is_there=is_there.to(device) if is_padded else None,
-        is_training=True,
-    )
-    (found * (outer * is_there[:, :, None]).float().to(device)).sum().backward()
-    gradients = model.unpack(stack.gradients)
-    for k, module in enumerate(modules):
-        exact, there = module.double(), is_there[k]
-        wanted = exact(images[k, there].movedim(-1, 1))
-        (wanted * outer[k, there]).sum().backward()
-        torch.testing.assert_close(
-            found[k].detach().cpu().double()[there], wanted.detach(), rtol=1e-3, atol=1e-3
-        )
-        for together, buffer in zip(buffers, exact.buffers(), strict=True):
-            expected = buffer.double()
-            torch.testing.assert_close(together[k].cpu().double(), expected, rtol=1e-4, atol=1e-4)
-        expected = torch.cat([p.grad.flatten() for p in exact.parameters()])
-        apart = (gradients[k].cpu().double() - expected).norm()
-        assert float(apart) < 1e-3 * float(expected.norm())
-    with torch.no_grad():
-        parameters = model.views(stack.start)
-        found = model.forward(parameters, images.float().to(device), buffers=buffers)
-    for k, module in enumerate(modules):
-        wanted = module.eval()(images[k].movedim(-1, 1)).detach()
-        torch.testing.assert_close(found[k].cpu().double(), wanted, rtol=1e-3, atol=1e-3)
-
-
-def _first(channels: int) -> tuple[nn.Module, ...]:
-    return nn.BatchNorm2d(channels), nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1)
-
-
-@pytest.mark.parametrize("num_models", [1, 2])
-@pytest.mark.parametrize(
-    "network",
-    [
-        lambda: nn.Sequential(*_first(3), nn.Flatten(), nn.Linear(48, 4)),
-        lambda: nn.Sequential(Residual(nn.Sequential(*_first(3))), nn.Flatten(), nn.Linear(48, 4)),
-        lambda: nn.Sequential(
-            Branches(*(nn.Sequential(*_first(3)) for _ in range(2))),
-            nn.Flatten(),
-            nn.Linear(96, 4),
-        ),
-    ],
-    ids=["first", "pre-activation", "branches"],
-)
-def test_evaluation_leaves_what_others_read(network, num_models: int, device: torch.device) -> None:
-    with torch.random.fork_rng([]):
-        torch.random.default_generator.manual_seed(0)
-        modules = [network().eval() for _ in range(num_models)]
-    model = StackedModel(modules[0])
-    vectors = [nn.utils.parameters_to_vector(each.parameters()).detach() for each in modules]
-    parameters = model.views(model.pack(torch.stack(vectors).to(device)))
-    same = zip(*(module.buffers() for module in modules), strict=True)
-    buffers = [torch.stack(each).to(device) for each in same]
-    images = (_drawn(5, 4, 4, 3, seed=1) + 2).float()
-    given = images.to(device)
-    with torch.no_grad():
-        for _ in range(2):
-            shared = given.expand(num_models, *given.shape)
-            found = model.forward(parameters, shared, buffers=buffers)
-            for k, module in enumerate(modules):
-                wanted = module(images.movedim(-1, 1))
-                torch.testing.assert_close(found[k].cpu(), wanted, rtol=1e-4, atol=1e-4)
-    assert torch.equal(given.cpu(), images)
-
-
 def test_moments_of_samples_far_from_zero_keep_their_digits(device: torch.device) -> None:
     images = (_drawn(2, 64, 8, 8, 3, seed=0) + 1000).float()
     ones = torch.ones(2, 3, device=device)
@@ -368,50 +243,3 @@ def test_rows_of_a_gradient_lie_at_the_distance_that_kernels_read(side: int) -> 
     assert torch.equal(
         found.as_strided((3, 4 * side * side, 8), strides), images.grad.flatten(1, 3)
     )
-
-
-NETWORKS = [
-    ("alexnet", (32, 32, 3)),
-    pytest.param("leaf-cnn", (28, 28, 1), marks=pytest.mark.slow),
-    pytest.param("squeezenet", (32, 32, 3), marks=pytest.mark.slow),
-    pytest.param("resnet18", (64, 64, 3), marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize(("precision", "most"), [("float32", 2e-2), ("bfloat16", 0.8)])
-@pytest.mark.parametrize(("name", "shape"), NETWORKS)
-def test_every_gradient_of_a_network_is_that_of_torch(
-    name: str, shape: tuple[int, int, int], precision: str, most: float, device: torch.device
-) -> None:
-    """Each parameter by itself, since most gradients are small.
-
-    Rounding to bfloat16 changes some by 60 %; those of other rows differ by 100 % or more.
-    """
-    modules = [ov.make_model(name, num_classes=5, input_shape=shape, seed=k) for k in range(2)]
-    model = StackedModel(modules[0])
-    vectors = [nn.utils.parameters_to_vector(each.parameters()).detach() for each in modules]
-    packed = model.pack(torch.stack(vectors).to(device))
-    stack = WeightStack(model, packed, packed.bfloat16() if precision == "bfloat16" else None)
-    buffers = [
-        torch.stack([values.to(device) for values in pair])
-        for pair in zip(*(module.buffers() for module in modules), strict=True)
-    ]
-    images, outer = _drawn(2, 12, *shape, seed=1), _drawn(2, 12, 5, seed=2)
-    found = model.forward(
-        stack.parameters(2),
-        images.to(device, stack.dtype),
-        buffers=buffers,
-        gradients=stack.targets(2),
-        is_training=True,
-    )
-    (found * outer.to(device, stack.dtype)).sum().backward()
-    gradients = model.unpack(stack.gradients).cpu().double()
-    for k, module in enumerate(modules):
-        (module.double().train()(images[k].movedim(-1, 1)) * outer[k]).sum().backward()
-        sizes = [parameter.numel() for parameter in module.parameters()]
-        whole = max(float(parameter.grad.norm()) for parameter in module.parameters())
-        for got, parameter in zip(gradients[k].split(sizes), module.parameters(), strict=True):
-            wanted = parameter.grad.flatten()
-            # Before batch normalisation, the gradient of a bias is 0 but for rounding.
-            difference = float((got - wanted).norm())
-            assert difference < most * (float(wanted.norm()) + 0.02 * whole)

@@ -1,6 +1,7 @@
 """Every trainer that accepts a network trains it as a plain loop of PyTorch does, in float64."""
 
 import random
+import re
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from networks import HANDWRITTEN, NUM_CLASSES, WORDS, Network, generated, inputs_of
+import outvote as ov
+from networks import HANDWRITTEN, NUM_CLASSES, WORDS, Network, drawn, generated, inputs_of
 from outvote.seeding import RandomStream
 from outvote.training.batches import draw_batches
 from outvote.training.choose_trainer import TRAINERS, choose_trainer
@@ -408,3 +410,86 @@ def test_bfloat16_products_are_close_to_float64():
         found = trainer.train(*given).gradients
         error = float((found - exact.gradients).norm() / exact.gradients.norm())
         assert limits[0] < error < limits[1]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("name", [each for each in HANDWRITTEN if each != "regression"])
+def test_the_public_check_accepts_what_the_plain_loop_does(name, device):
+    network = HANDWRITTEN[name]
+    if device.type == "cpu" and name not in CHECKED:
+        pytest.skip("on a CPU the plain loop says it")
+    with network.around():
+        module = network.build(0)
+        before = _vector([*module.parameters(), *module.buffers()])
+        found = ov.check_model(
+            module, inputs_of(network.kind, 60), loss=network.loss, device=device
+        )
+        assert torch.equal(before, _vector([*module.parameters(), *module.buffers()]))
+    assert found.differences.keys() | found.refused.keys() == {"cores", "stacked", "vmap"}
+    if device.type == "cpu":
+        assert found.refused.keys() == network.refused.keys()
+        for way, reason in network.refused.items():
+            assert re.search(reason, found.refused[way])
+            assert f"{way}: {found.refused[way]}" in str(found)
+
+
+CHECKED = ("mlp", "fire", "dropout", "parameter-hook", "experts", "scripted", "two-outputs")
+
+
+class WrongUnderVmap(torch.autograd.Function):
+    """The identity, with a gradient that is another one under vmap."""
+
+    @staticmethod
+    def forward(values):
+        return values.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+    @staticmethod
+    def vmap(info, in_dims, values):
+        return values.clone(), in_dims[0]
+
+
+def test_the_public_check_finds_a_trainer_that_differs():
+    class Wrong(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = nn.Linear(7, 5)
+
+        def forward(self, values):
+            return self.out(values) + WrongUnderVmap.apply(self.out.bias)
+
+    with pytest.raises(ov.ConformanceError, match=r"vmap-equals-sequential.*\n.*set trainer="):
+        ov.check_model(Wrong(), inputs_of("vectors", 60))
+    with pytest.raises(ValueError, match="cannot take a batch"):
+        ov.check_model(nn.Linear(8, 5), inputs_of("vectors", 60))
+
+
+ALL = {"cores", "stacked", "vmap"}
+LIBRARY = {
+    "mlp": ((1, 9, 9), ALL),
+    "small-cnn": ((1, 12, 12), ALL),
+    "leaf-cnn-small": ((1, 8, 8), ALL),
+    "gelu-mlp": ((7,), {"cores", "vmap"}),
+}
+DEEP = {
+    "alexnet": ((3, 32, 32), ALL),
+    "squeezenet": ((3, 8, 8), ALL),
+    "resnet18": ((3, 32, 32), ALL),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [*LIBRARY, *(pytest.param(each, marks=pytest.mark.slow) for each in DEEP)]
+)
+def test_networks_of_the_library_are_trained_alike(name, device):
+    shape, accepting = (LIBRARY | DEEP)[name]
+    module = ov.make_model(name, num_classes=5, input_shape=(*shape[1:], *shape[:1]), seed=0)
+    found = ov.check_model(module, (drawn(30, *shape), torch.arange(30) % 5), device=device)
+    assert set(found.differences) == accepting - ({"cores"} if device.type == "cuda" else set())

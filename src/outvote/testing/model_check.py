@@ -19,10 +19,10 @@ from outvote.training.objective import Loss, Objective
 from outvote.training.samples import ArraySamples, Samples
 from outvote.training.sequential import MakeOptimizer, buffers_of
 from outvote.training.trainer import ClientTask, Trainer
-from outvote.training.trial import try_model
+from outvote.training.trial import is_random, try_model
 
 NUM_CLIENTS, NUM_ROUNDS, MOST_SAMPLES = 4, 3, 120
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-2}
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 5e-2}
 _FACT = "a trainer gives the gradients, losses, buffers and scores of plain PyTorch"
 
 
@@ -64,10 +64,9 @@ def check_model(
     >>> sorted(check_model(torch.nn.Linear(6, 3), data).differences)
     ['cores', 'stacked', 'vmap']
     """
+    found = make_dataset(data, data, name="data")
     place = torch.device(device)
     kind = dtype or (torch.float64 if place.type == "cpu" else torch.float32)
-    limit = TOLERANCE[kind] if tolerance is None else tolerance
-    found = make_dataset(data, data, name="data")
     samples = ArraySamples(
         [values[:MOST_SAMPLES] for values in found.train_inputs],
         found.train_targets[:MOST_SAMPLES],
@@ -79,10 +78,30 @@ def check_model(
     has_classes = found.num_classes is not None
     objective = Objective.of(samples.targets, loss, has_classes=has_classes)
     try_model(module, samples, objective, optimizer, num_classes=found.num_classes)
-    given = module, samples, objective, optimizer, "float32"
-    training = local or LocalSGD(batch_size=8, num_epochs=2, weight_decay=1e-2, momentum=0.5)
+    # Large steps would make rounding errors large.
+    training = local or LocalSGD(learning_rate=0.01, batch_size=8, weight_decay=1e-2)
+    checked = _compared((module, samples, objective, optimizer, "float32"), training)
+    limit = TOLERANCE[kind] if tolerance is None else tolerance
+    failures = [
+        Failure(
+            f"{name}-equals-sequential",
+            f"{type(module).__name__} on {len(samples)} samples in {kind}",
+            f"{far:.1e} off, where {limit:g} is allowed; set trainer='sequential'",
+            _FACT,
+        )
+        for name, far in checked.differences.items()
+        if not far <= limit
+    ]
+    if failures:
+        raise ConformanceError(type(module).__name__, failures, len(checked.differences))
+    return checked
+
+
+def _compared(given: tuple[Any, ...], training: LocalSGD) -> ModelCheck:
+    """Train a model by every trainer, and measure how far each is from plain PyTorch."""
+    module, samples, *_ = given
     expected = _numbers(choose_trainer(*given, "sequential"), module, samples, training)
-    differences, refused, failures = {}, {}, []
+    differences, refused = {}, {}
     for name in TRAINERS:
         if name in ("auto", "sequential"):
             continue
@@ -91,15 +110,12 @@ def check_model(
         except NotAcceptedError as error:
             refused[name] = str(error.__cause__)
             continue
+        if name == "vmap" and samples.device.type != "cpu" and is_random(module, samples):
+            refused[name] = "not compared: on a GPU it draws other masks of dropout"
+            continue
         numbers = _numbers(trainer, module, samples, training)
-        far = max(_difference(*pair) for pair in zip(numbers, expected, strict=True))
-        differences[name] = far
-        if not far <= limit:
-            what = f"{type(module).__name__} on {len(samples)} samples in {kind}"
-            seen = f"{far:.1e} off, where {limit:g} is allowed; set trainer='sequential'"
-            failures.append(Failure(f"{name}-equals-sequential", what, seen, _FACT))
-    if failures:
-        raise ConformanceError(type(module).__name__, failures, len(differences))
+        far = (_difference(*pair) for pair in zip(numbers, expected, strict=True))
+        differences[name] = max(far)
     return ModelCheck(differences, refused)
 
 
