@@ -216,9 +216,14 @@ class ClientMatrix:
         """Give copies of a client its score to the last bit: ties are settled by index."""
         if self.originals is None:
             return scores
-        groups = [1] * (scores.dim() - self.originals.dim())
-        index = self.originals.view(*self.originals.shape[:-1], *groups, self.num_clients)
-        return scores.gather(-1, index.expand_as(scores))
+        return scores.gather(-1, self._index_of_originals(scores))
+
+    def _index_of_originals(self, like: Tensor) -> Tensor:
+        """Return the first client equal to each, in the shape of `like`, clients last."""
+        assert self.originals is not None
+        axes = [1] * (like.dim() - self.originals.dim())
+        index = self.originals.view(*self.originals.shape[:-1], *axes, self.num_clients)
+        return index.expand(like.shape)
 
     # Vectors
 
@@ -274,8 +279,11 @@ class ClientMatrix:
 
     def mixed(self, mixture: Mixture) -> "ClientMatrix":
         """Replace the clients by weighted averages of them (every row of `mixture` sums to 1)."""
-        originals = equal_rows(mixture, self.batch)
         mixture = mixture.double().expand(*self.batch, *mixture.shape[-2:])
+        if self.originals is not None:  # What copies weigh is the weight of the first of them.
+            index = self._index_of_originals(mixture)
+            mixture = torch.zeros_like(mixture).scatter_add_(-1, index, mixture)
+        originals = equal_rows(mixture)
         is_one = self.originals is not None and bool((self.originals == 0).all())
 
         def mix(tile: Columns) -> Columns:
@@ -309,21 +317,31 @@ class ClientMatrix:
         values = self.values.changed(join, self.num_clients + 1, point)
         # Averages of clients have inner products around a client that is not among them.
         has_products = self._products is None or self._centre is not None
+        originals = None
+        if self.originals is not None:
+            itself = torch.full_like(self.originals[..., :1], self.num_clients)
+            originals = torch.cat([self.originals, itself], dim=-1)
         if self.is_narrow or self.dim == self.num_clients + 1 or not has_products:
-            return ClientMatrix(values, is_wide=self.is_wide)
+            return ClientMatrix(values, originals=originals, is_wide=self.is_wide)
 
         def products() -> Pairs:
             return self.values.total(
                 lambda tile, own: pairs.gram_with(self._widened(tile), self.centre, own), point
             )
 
-        return ClientMatrix(values, centre=self.centre, products=products, is_wide=self.is_wide)
+        return ClientMatrix(
+            values,
+            centre=self.centre,
+            products=products,
+            originals=originals,
+            is_wide=self.is_wide,
+        )
 
     def scaled(self, factors: PerClient) -> "ClientMatrix":
         """Multiply every client by a number of its own."""
         by = factors.to(self.work_dtype).unsqueeze(-2)
         values = self.values.changed(lambda tile: tile.to(by.dtype) * by, self.num_clients)
-        return ClientMatrix(values, originals=None, is_wide=self.is_wide)
+        return ClientMatrix(values, originals=self.originals, is_wide=self.is_wide)
 
     def some_clients(self, run: int, index: Tensor) -> "ClientMatrix":
         """Keep some clients of one run."""
@@ -353,7 +371,7 @@ def averages(tile: Columns, mixture: Mixture) -> Columns:
     return found.clamp_(min=-largest, max=largest)
 
 
-def equal_rows(matrices: Tensor, batch: torch.Size) -> Tensor | None:
+def equal_rows(matrices: Tensor) -> Tensor | None:
     """Return the first row equal to each of ``matrices [runs, *groups, rows, columns]``, if any.
 
     Of rows with numbers in the same columns only those that equal the first of them are found: all,
@@ -374,4 +392,4 @@ def equal_rows(matrices: Tensor, batch: torch.Size) -> Tensor | None:
     like = first[*where, rows]
     is_equal = (matrices[*where, rows] == matrices[*where, like]).all(dim=-1)
     first[*where, rows] = torch.where(is_equal, like, rows)
-    return first.expand(*batch, num_rows)
+    return first

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -100,13 +101,14 @@ def check_model(
 def _compared(given: tuple[Any, ...], training: LocalSGD) -> ModelCheck:
     """Train a model by every trainer, and measure how far each is from plain PyTorch."""
     module, samples, *_ = given
-    expected = _numbers(choose_trainer(*given, "sequential"), module, samples, training)
+    choose = partial(choose_trainer, *given)
+    expected = _numbers(choose(name="sequential"), module, samples, training)
     differences, refused = {}, {}
     for name in TRAINERS:
         if name in ("auto", "sequential"):
             continue
         try:
-            trainer = choose_trainer(*given, name)
+            trainer = choose(name=name)
         except NotAcceptedError as error:
             refused[name] = str(error.__cause__)
             continue
