@@ -150,6 +150,13 @@ def test_groups_of_the_caller_and_layers_are_the_ones_in_memory():
         np.testing.assert_allclose(verdict.scores, same.scores, rtol=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_signs_are_counted_in_the_window_alone(seed):
+    rows = gradients()
+    rows[4, DIM // 2 :] = np.abs(rows[4, DIM // 2 :])
+    assert_same(ov.SignGuard(), rows, num_byzantine=0, seed=seed)
+
+
 @pytest.mark.parametrize("num_clients", [1, 2])
 @pytest.mark.parametrize("text", ["gas(multi-krum)", "gas(median)", "krum", "nnm(median)"])
 def test_few_clients_have_the_verdict_that_they_have_in_memory(num_clients, text):
