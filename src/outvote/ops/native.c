@@ -21,6 +21,7 @@ typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 typedef int32_t Mask __attribute__((vector_size(4 * LANES)));
 typedef float HalfVector __attribute__((vector_size(2 * LANES), aligned(4), may_alias));
 typedef int64_t Keys __attribute__((vector_size(4 * LANES), aligned(8), may_alias));
+typedef uint64_t Bits __attribute__((vector_size(4 * LANES), aligned(8), may_alias));
 typedef double Doubles __attribute__((vector_size(4 * LANES), aligned(8), may_alias));
 typedef float HalfLine __attribute__((vector_size(32), aligned(4), may_alias));
 typedef double FourDoubles __attribute__((vector_size(32), aligned(8), may_alias));
@@ -787,9 +788,9 @@ static int32_t client_of_smallest_score(const Krum *krum)
     for (int k = 0; k < NUM; k++)
         clients[k] = k;
     for (int32_t first = 0; first < krum->num_clients; first += NUM, clients += NUM) {
-        const Keys bits = *(const Keys *)(krum->score + first);
-        const Doubles score = (Doubles)((bits + 0x1000) & ~(int64_t)0x1fff);
-        const Keys is_less = score < least;
+        const Doubles exact = *(const Doubles *)(krum->score + first);
+        const Doubles score = (Doubles)(((Bits)exact + 0x1000) & ~(uint64_t)0x1fff);
+        const Keys is_less = (score < least) & (exact == exact);
         least = (Doubles)(((Keys)score & is_less) | ((Keys)least & ~is_less));
         chosen = (clients & is_less) | (chosen & ~is_less);
     }
