@@ -170,7 +170,7 @@ def squared_distances(
     make = signs if are_tied else random_rows
     values = make(2, clients, 30, generator, torch.float64)
     far = torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist").square()
-    num_byzantine = (clients - 3) // 4
+    num_byzantine = max(1, (clients - 3) // 4)
     return (far.round() if are_tied else far).to(dtype), clients - 2 * num_byzantine, num_byzantine
 
 

@@ -52,7 +52,8 @@ def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine
     """Mark whom Krum selects, applied again and again to those who are left.
 
     The score of a client is the sum of its distances to the nearest others that are left: all but
-    `num_byzantine` and one of these, and at least one. Ties go to the lower index.
+    `num_byzantine`, which is 1 at least, and one of these, and at least one. Ties go to the lower
+    index.
     """
     far = ranked(squared_distances)
     num_clients = far.shape[-1]
