@@ -489,6 +489,8 @@ DEEP = {
     "name", [*LIBRARY, *(pytest.param(each, marks=pytest.mark.slow) for each in DEEP)]
 )
 def test_networks_of_the_library_are_trained_alike(name, device):
+    if device.type != "cpu" and name in DEEP:
+        pytest.skip("batch normalisation of few samples makes rounding errors of float32 large")
     shape, accepting = (LIBRARY | DEEP)[name]
     module = ov.make_model(name, num_classes=5, input_shape=(*shape[1:], *shape[:1]), seed=0)
     found = ov.check_model(module, (drawn(30, *shape), torch.arange(30) % 5), device=device)
