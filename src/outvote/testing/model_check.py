@@ -18,7 +18,7 @@ from outvote.training.known_layers import NotAcceptedError
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.objective import Loss, Objective
 from outvote.training.samples import ArraySamples, Samples
-from outvote.training.sequential import MakeOptimizer, buffers_of
+from outvote.training.sequential import MakeOptimizer, state_of
 from outvote.training.trainer import ClientTask, Trainer
 from outvote.training.trial import is_random, try_model
 
@@ -142,10 +142,9 @@ def _rounds(
     Each begins where given, so that rounding errors do not grow from round to round, or else where
     the one before ended.
     """
-    row = nn.utils.parameters_to_vector(module.parameters()).detach()
-    row = row.to(samples.device, samples.dtype)
-    buffers = buffers_of(module).to(samples.device).repeat(2, 1)
-    state: State = torch.stack([row, 1.01 * row]), buffers
+    row, buffers = state_of(module)
+    row, buffers = row.to(samples.device, samples.dtype), buffers.to(samples.device)
+    state: State = torch.stack([row, 1.01 * row]), buffers.repeat(2, 1)
     parts = torch.arange(len(samples)).tensor_split([k * k + 5 for k in range(1, NUM_CLIENTS)])
     found = []
     for number in range(NUM_ROUNDS):
@@ -159,7 +158,8 @@ def _rounds(
         means = torch.stack([updates.gradients[k::2].mean(dim=0) for k in (0, 1)])
         state = start[0] - means, updates.buffers[:2]
         scores = trainer.evaluate(*start, samples)
-        numbers = torch.tensor([[s.accuracy or 0.0, s.loss or 0.0] for s in scores])
+        # Beside 1: rounding may change the side of a sample, and few may be correct.
+        numbers = torch.tensor([1.0, *(x or 0.0 for s in scores for x in (s.accuracy, s.loss))])
         found.append((start, [updates.gradients, updates.losses, updates.buffers, numbers]))
     return found
 
