@@ -7,23 +7,6 @@ import pytest
 from command_line import run
 from outvote import __version__
 
-MY_RULE = '''
-import outvote
-class {name}(outvote.VectorRule):
-    """The first client is right."""
-    def max_byzantine(self, num_clients):
-        return {limit}
-    def aggregate(self, rows, num_byzantine):
-        return rows[0]
-'''
-
-
-@pytest.fixture
-def my_rule(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text(MY_RULE.format(name="First", limit="num_clients - 1"))
-    return f"{path}:First"
-
 
 def test_list_names_every_rule_with_its_parameters_and_marks_wrappers(capsys):
     from outvote.rules.rule_spec import RULES
@@ -63,13 +46,6 @@ def test_show_prints_the_limits_of_the_rules_inside(capsys):
     # 50 clients are 17 buckets.
     assert found["max_byzantine_inside"]["rfa"]["50"] == 8
     assert "inside" not in run(capsys, "show", "bulyan").out.splitlines()[-1]
-
-
-def test_show_describes_a_rule_of_the_user(capsys, my_rule):
-    result = run(capsys, "show", my_rule)
-    assert result.code == 0
-    assert "The first client is right" in result.out
-    assert "4 of 5, 9 of 10" in result.out
 
 
 def test_plan_prints_the_figures_of_the_specification(capsys):

@@ -1,7 +1,6 @@
 """Settings and paths from elsewhere: one line, exit code 2, nothing outside the store."""
 
 import errno
-import os
 from pathlib import Path
 from time import monotonic
 
@@ -119,11 +118,3 @@ def test_a_file_in_the_place_of_the_suites_folder_is_one_line(capsys, tmp_path):
     (tmp_path / "runs" / "hostile").write_text("")
     done = run(capsys, "run", config, "--device", "cpu", "-o", tmp_path / "runs")
     done.assert_fails(2, "could not be written")
-
-
-@pytest.mark.parametrize("words", [["run"], ["bench", "--dry-run"]])
-def test_settings_of_a_terabyte_are_not_read(capsys, tmp_path, words):
-    config = written(tmp_path, CONFIG)
-    os.truncate(config, 1 << 40)
-    done = run(capsys, words[0], config, *words[1:])
-    done.assert_fails(2, "it holds more than the 10,000,000 bytes that are read")

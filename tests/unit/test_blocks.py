@@ -2,7 +2,7 @@
 
 import pytest
 
-from outvote.ops import block_of
+from outvote.ops.triton import block_of
 
 
 @pytest.mark.parametrize(

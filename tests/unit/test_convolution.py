@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outvote.ops.convolution import After, convolve, padded
+from outvote.ops.convolution import After, Window, add_up_windows, convolve, cut_windows, padded
 from outvote.training.fused_layers import Product
 
 DTYPES = [torch.float16, torch.float32, torch.float64]
@@ -45,6 +45,36 @@ def _torch(images: Tensor, filters: Tensor, stride: int, padding: int) -> Tensor
         for own, weight in zip(images, filters, strict=True)
     ]
     return torch.stack(found)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("shape", "window"),
+    [
+        ((2, 2, 16, 16, 3), (11, 4, 5)),
+        ((2, 3, 4, 4, 64), (5, 1, 2)),
+        ((2, 2, 2, 2, 130), (3, 1, 1)),
+        ((1, 2, 9, 7, 5), (3, 2, 1)),
+        ((2, 1, 8, 8, 4), (1, 2, 0)),
+        ((1, 1, 6, 6, 1), (3, 1, 0)),
+    ],
+)
+def test_windows_and_their_sums_are_those_of_torch(
+    shape: tuple[int, ...], window: Window, dtype: torch.dtype, device: torch.device
+) -> None:
+    size, stride, padding = window
+    images = _drawn(*shape, seed=0)
+    flat = images.flatten(0, 1).movedim(-1, 1).requires_grad_()
+    # unfold has the channels before the window.
+    unfolded = F.unfold(flat, size, stride=stride, padding=padding)
+    wanted = unfolded.unflatten(1, (shape[-1], size * size)).movedim(1, 2).flatten(1, 2).mT
+    wanted = F.pad(wanted, (0, -wanted.shape[-1] % 8))
+    found = cut_windows(images.to(device, dtype), window)
+    assert torch.equal(found.cpu().double().flatten(0, 1).flatten(1, 2), wanted)
+    outer = _drawn(*found.shape, seed=1)
+    (wanted * outer.flatten(0, 1).flatten(1, 2)).sum().backward()
+    total = add_up_windows(outer.to(device, dtype), images.shape, window)
+    assert torch.equal(total.cpu().double().flatten(0, 1).movedim(-1, 1), flat.grad)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -124,7 +124,8 @@ def changed(tmp_path, old, new):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("\n2,", "\n3,", r"newer outvote \(export 3, known up to 2\); upgrade"),
+        ("\n2,", "\n3,", r"newer outvote \(export 3, known: 2\); upgrade"),
+        ("\n2,", "\n1,", r"unreleased outvote \(export 1, known: 2\); export the runs again"),
         ("\n2,", "\none,", "version is 'one'"),
         (MARK, "other", "is not an export; give"),
         (",loss,", ",los,", "no column 'loss'"),

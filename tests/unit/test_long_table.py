@@ -12,14 +12,12 @@ import pytest
 from made_results import made_results, without_kept
 from outvote.experiment.run_spec import RunSpec
 from outvote.grids import flat
-from outvote.results import long_table
 from outvote.results.later import LATER
 from outvote.results.long_table import (
     ABOUT,
     BY_ROUND,
     Column,
     run_columns,
-    settings_of,
     to_frame,
     to_long_csv,
     to_parquet,
@@ -42,18 +40,6 @@ def results():
 
 def rows_of(content):
     return list(csv.DictReader(io.StringIO(content.decode())))
-
-
-def without(monkeypatch, name):
-    """Let a package be missing."""
-    real = long_table.importlib.import_module
-
-    def load(module):
-        if module == name:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return real(module)
-
-    monkeypatch.setattr(long_table.importlib, "import_module", load)
 
 
 @pytest.mark.parametrize(
@@ -197,18 +183,3 @@ def test_runs_without_rounds_have_no_row(results):
     assert len(to_frame([begun, results[1]])) == 6
     assert len(to_frame([])) == 0
     assert rows_of(to_long_csv([begun], is_packed=False)) == []
-
-
-@pytest.mark.parametrize(("make", "name"), [(to_frame, "pandas"), (to_parquet, "pyarrow")])
-def test_a_missing_package_is_one_line_with_the_remedy(results, monkeypatch, make, name):
-    without(monkeypatch, name)
-    with pytest.raises(
-        ImportError, match=f"needs {name}, which is missing; install it: pip install {name}$"
-    ):
-        make(results)
-
-
-def test_settings_of_a_run_are_those_of_its_config(results):
-    found = settings_of(results[0])
-    assert found["data.beta"] == results[0].setting("data.beta")
-    assert {*ABOUT} & {*found} == set()

@@ -85,3 +85,10 @@ def test_extremes_are_those_of_the_rows_in_use_and_0_where_nobody_is(device):
     some = rows[0, is_used[0]]
     assert torch.equal(found.low.cpu(), torch.stack([some.amin(dim=0), torch.zeros(90)]))
     assert torch.equal(found.high.cpu(), torch.stack([some.amax(dim=0), torch.zeros(90)]))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+def test_norms_of_tiny_and_huge_numbers_keep_their_digits(size, device):
+    vectors = torch.full((2, 4), size, device=device)
+    wanted = torch.full((2,), 2 * size, dtype=torch.float64)
+    torch.testing.assert_close(moments.norm(vectors).cpu(), wanted, rtol=1e-6, atol=0)

@@ -26,7 +26,6 @@ from outvote.report.html_data import (
     run_entries,
 )
 from outvote.report.html_report import (
-    dates_of,
     facts_of,
     title_and_lead,
     write_log_audit,
@@ -423,9 +422,12 @@ def test_days_are_those_of_the_runs():
         environment = msgspec.structs.replace(ENVIRONMENT, date=day)
         return made_results({"rule": "mean", "rounds": 1}, seeds=1, environment=environment)
 
-    assert dates_of(run_on("2026-01-02")) == "2026-01-02"
-    assert dates_of([*run_on("2026-01-03"), *run_on("2026-01-02")]) == "2026-01-02 to 2026-01-03"
-    assert dates_of(run_on(None)) == "unknown"
+    assert dict(facts_of(run_on("2026-01-02")))["Date"] == "2026-01-02"
+    assert (
+        dict(facts_of([*run_on("2026-01-03"), *run_on("2026-01-02")]))["Date"]
+        == "2026-01-02 to 2026-01-03"
+    )
+    assert dict(facts_of(run_on(None)))["Date"] == "unknown"
 
 
 def test_report_refuses_what_is_no_folder_of_runs(tmp_path, capsys):

@@ -152,14 +152,6 @@ def test_unfinished_runs_are_not_counted_but_named():
     assert "Not counted, because unfinished: 1 failed, 1 interrupted." in text
 
 
-def test_a_number_of_seeds_is_given_once_or_where_it_differs():
-    results = table1()
-    assert "deviation, 2 of 5 seeds. " in markdown(grids_of(results)[:1], "best")
-    text = markdown(grids_of(results[1:])[:1], "best")
-    assert "deviation, 2 of 5 seeds unless a cell notes otherwise." in text
-    assert text.count("(1 of 5 seeds)") == 1
-
-
 def test_diverged_runs_are_marked():
     text = markdown(grids_of(table1(diverged=("rfa",)))[:1], "best")
     assert text.count("(2 diverged)") == 6
@@ -184,13 +176,6 @@ def test_the_better_of_a_rule_and_its_gas_form_is_bold():
             assert ((first, column) in found) == (plain >= gas)
             assert ((first + 1, column) in found) == (gas >= plain)
     assert bold(grid, "kept_byzantine") != found
-
-
-def test_equal_numbers_are_both_bold_and_a_single_one_is_not():
-    one = next(each for each in made_results(OWN, seeds=1) if each.rule == "median")
-    both = [one, replace(with_rule(one, "gas(median)"), name="other")]
-    assert bold(grids_of(both)[0], "best") == {(0, 0), (1, 0)}
-    assert bold(grids_of([one])[0], "best") == set()
 
 
 def test_the_worst_case_is_the_smallest_mean_and_partial_if_a_column_is_missing():
@@ -299,13 +284,6 @@ def test_columns_with_fewer_rounds_are_in_the_same_table_and_marked(suite, part)
         assert each["num_rounds"] == (90 if each["value"] == "ipm" else 200)
 
 
-def test_a_cell_with_two_numbers_of_rounds_needs_two_tables():
-    full = made_results("table1-cifar10", seeds=1, rounds=3, parts=("main",))
-    shorter = [each for each in with_rounds(full, 90, "ipm") if each.attack == "ipm"]
-    titles = [grid.title for grid in grids_of([*full, *shorter]) if grid.results]
-    assert titles == ["CIFAR-10, p = 1000, rounds = 90", "CIFAR-10, p = 1000, rounds = 200"]
-
-
 def test_own_runs_have_rules_as_rows_attacks_as_columns_and_tables_for_the_rest():
     grids = grids_of(made_results({**OWN, "data": {"beta": [0.5, 0.1]}}))
     assert [grid.title for grid in grids] == ["β = 0.1", "β = 0.5"]
@@ -410,28 +388,6 @@ def test_versions_of_a_users_attack_have_columns_of_their_own():
     both = [code_of(each, letter * 32) for each in own for letter in "ab"]
     (grid,) = grids_of(both)
     assert grid.titles == ["mine.py:Mine, code aaaaaaa", "mine.py:Mine, code bbbbbbb"]
-
-
-def test_versions_of_a_users_file_stand_in_the_place_that_a_suite_has_for_it(tmp_path):
-    suite = tmp_path / "own.toml"
-    suite.write_text(
-        'title = "Own"\n[[part]]\nname = "all"\ntitle = "All"\ncolumns = "data.beta"\n'
-        '[part.settings]\nrule = ["mine.py:Mine", "median"]\nattack = "yours.py:Yours"\n'
-        "seed = [0]\nrounds = 4\ndata.beta = [0.1, 0.5]\n"
-    )
-    table = {**OWN, "rule": "median", "attack": "lie", "data": {"beta": [0.1, 0.5]}}
-    plain = [
-        replace(each, config={**each.config, "attack": "yours.py:Yours"})
-        for each in made_results(table, seeds=1)
-    ]
-    mine = [with_rule(each, "mine.py:Mine") for each in plain]
-    edited = [code_of(each, letter * 32) for each in mine for letter in "ab"]
-    (grid,) = grids_of([*edited, *plain], sources=[str(suite)])
-    assert grid.rows == ("mine.py:Mine, code aaaaaaa", "mine.py:Mine, code bbbbbbb", "median")
-    edited = [code_of(each, letter * 32, "yours.py") for each in plain for letter in "ab"]
-    (grid,) = grids_of(edited, sources=[str(suite)])
-    assert grid.rows == ("mine.py:Mine", "median, code aaaaaaa", "median, code bbbbbbb")
-    assert [len(cell.results) for cell in cells_of(grid)] == [0, 0, 1, 1, 1, 1]
 
 
 def test_the_provenance_names_protocols_if_there_are_several():
@@ -546,14 +502,6 @@ def msgspec_replace(**changes):
     return changed(ENVIRONMENT, **changes)
 
 
-def test_the_settings_of_the_runs_are_given():
-    text = markdown(grids_of(table1())[:1], "best")
-    assert (
-        "cifar10, alexnet, 200 rounds, 50 clients, 20 % Byzantine, 5 sampled, dirichlet, β = 0.5."
-        in text
-    )
-
-
 def test_what_the_names_of_rows_and_columns_leave_out_is_named():
     text = markdown(grids_of(table1())[:1], "best")
     assert (
@@ -563,21 +511,6 @@ def test_what_the_names_of_rows_and_columns_leave_out_is_named():
     assert r"Not the defaults: dnc(removal\_factor=4)" in latex(grids_of(table1())[:1], "best")
     groups = made_results("table3-num-groups", seeds=1, rounds=1, parts=("other-side",))
     assert "Not the defaults" not in markdown(grids_of(groups), "best")
-
-
-def test_rules_that_tolerate_no_byzantine_client_are_named():
-    results = [
-        replace(
-            each, series=replace(each.series, num_byzantine_used=0 * each.series.num_byzantine_used)
-        )
-        if each.rule == "bulyan"
-        else each
-        for each in table1(seeds=1)
-    ]
-    assert "Byzantine client among so few" not in markdown(grids_of(table1(seeds=1))[:1], "best")
-    assert "Tolerates no Byzantine client among so few: bulyan.\n" in markdown(
-        grids_of(results)[:1], "best"
-    )
 
 
 @pytest.mark.parametrize("write", [markdown, latex])

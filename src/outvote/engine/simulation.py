@@ -22,7 +22,7 @@ from outvote.training.gpu_memory import even_size, in_chunks
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.objective import Loss, Objective
 from outvote.training.samples import Samples
-from outvote.training.sequential import MakeOptimizer
+from outvote.training.sequential import MakeOptimizer, state_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,9 +89,7 @@ def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
 def first_state(modules: Sequence[nn.Module], like: Samples) -> State:
     """Return the state before the first round: one new network per run."""
     device, dtype = like.device, like.dtype
-    weights = [nn.utils.parameters_to_vector(m.parameters()).detach() for m in modules]
-    none = torch.empty(0, dtype=torch.float64)
-    buffers = [torch.cat([none, *(b.flatten().double() for b in m.buffers())]) for m in modules]
+    weights, buffers = zip(*map(state_of, modules), strict=True)
     return State(
         round=0,
         weights=torch.stack(weights).to(device, dtype),

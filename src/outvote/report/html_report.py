@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -215,44 +215,36 @@ def page_commands(grids: Sequence[Grid], command: str) -> list[str]:
 
 def facts_of(results: Sequence[Result]) -> Facts:
     """Return how many runs there are, and when, where and with which versions they were run."""
-    found = list({each.environment for each in results if each.environment is not None})
+    found = [each.environment for each in results if each.environment is not None]
+    left = {
+        "diverged": sum(result.status.outcome == "diverged" for result in results),
+        "unfinished": sum(not result.is_over for result in results),
+    }
+    notes = ", ".join(f"{number} {name}" for name, number in left.items() if number)
+    days = sorted({each.date for each in found if each.date})
     versions = [
-        f"{name} {' and '.join(sorted({getattr(each, name) for each in found}))}"
+        f"{name} {_listed((getattr(each, name) for each in found), ' and ')}"
         for name in ("outvote", "torch", "numpy", "python")
         if found
     ]
-    commits = {(each.commit or "unknown")[:12] for each in found}
     return [
-        ("Runs", _counts(results)),
+        ("Runs", f"{len(results):,}{f' ({notes})' if notes else ''}"),
         ("Seeds", f"{len({result.seed for result in results}):,}"),
         ("Rounds", f"{sum(len(result.series) for result in results):,}"),
         ("Samples trained on", f"{sum(result.num_samples for result in results):,}"),
         ("Time", duration(sum(result.seconds for result in results))),
-        ("Date", dates_of(results)),
-        ("Hardware", "; ".join(sorted({_hardware(each) for each in found})) or "unknown"),
-        ("Precision", "; ".join(sorted({each.precision for each in found})) or "unknown"),
+        ("Date", _listed({*days[:1], *days[-1:]}, " to ")),
+        ("Hardware", _listed(map(_hardware, found), "; ")),
+        ("Precision", _listed((each.precision for each in found), "; ")),
         ("Versions", ", ".join(versions)),
-        ("Commit", ", ".join(sorted(commits)) or "unknown"),
+        ("Commit", _listed(((each.commit or "unknown")[:12] for each in found), ", ")),
     ]
 
 
-def _counts(results: Sequence[Result]) -> str:
-    diverged = sum(result.status.outcome == "diverged" for result in results)
-    unfinished = sum(not result.is_over for result in results)
-    notes = [f"{diverged} diverged"] if diverged else []
-    notes += [f"{unfinished} unfinished"] if unfinished else []
-    return f"{len(results):,}" + (f" ({', '.join(notes)})" if notes else "")
+def _listed(values: Iterable[str], between: str) -> str:
+    return between.join(sorted(set(values))) or "unknown"
 
 
 def _hardware(environment: Environment) -> str:
     threads = plural(environment.num_threads, "thread")
     return f"{environment.device}, {threads}, {environment.system}"
-
-
-def dates_of(results: Sequence[Result]) -> str:
-    """Return the first and last day of the runs."""
-    dates = [each.environment.date for each in results if each.environment is not None]
-    days = sorted({day for day in dates if day is not None})
-    if not days:
-        return "unknown"
-    return days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"

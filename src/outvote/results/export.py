@@ -179,10 +179,12 @@ def _no_export(path: Path) -> str:
 def _check_version(found: str, path: Path) -> None:
     if not found.isdecimal() or len(found) > LONGEST_VERSION or int(found) < 1:
         raise DamagedFileError(f"{path} is damaged: its version is {shortened(found)!r}")
-    if int(found) > VERSION:
+    if int(found) != VERSION:
+        is_newer = int(found) > VERSION
+        age = "a newer" if is_newer else "an unreleased"
+        remedy = "upgrade outvote" if is_newer else "export the runs again"
         raise StoreError(
-            f"{path} was written by a newer outvote (export {found}, known up to {VERSION}); "
-            "upgrade outvote"
+            f"{path} was written by {age} outvote (export {found}, known: {VERSION}); {remedy}"
         )
 
 

@@ -25,9 +25,15 @@ from outvote.training.layer_chain import LayerChain, is_chain
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.objective import Objective, Score
 from outvote.training.samples import ArraySamples, ByteImages, Samples
-from outvote.training.sequential import MakeOptimizer, SequentialTrainer, batches_of, buffers_of
+from outvote.training.sequential import (
+    MakeOptimizer,
+    SequentialTrainer,
+    buffers_of,
+    copy_of,
+    state_of,
+)
 from outvote.training.strata import Strata
-from outvote.training.trainer import ClientTask, LocalUpdates, train_each
+from outvote.training.trainer import ClientTask, LocalUpdates, batches_of, train_each
 from outvote.training.workers import MOST_BYTES, Sizes, Workers, WorkersEnded
 
 SECONDS_BEFORE_WORKERS = 0.25
@@ -59,9 +65,10 @@ class CoresTrainer:
         if objective.loss is not None:
             raise NotAcceptedError("the loss is not a default one")
         check_known(module, LAYERS)
+        module = copy_of(module)
         self.samples = samples
         self.reason = ""
-        self._plain = SequentialTrainer(copy.deepcopy(module), samples, objective, None, precision)
+        self._plain = SequentialTrainer(module, samples, objective, None, precision)
         self._train_one = _Client(module, samples, objective).train_one
         self._seconds = 0.0
         self._forked: Workers | None = None
@@ -159,11 +166,9 @@ class CoresTrainer:
 
     def _warm_up(self) -> None:
         """Train on a batch: a process that cannot do so is not used."""
-        module = self._plain.module
-        weights = nn.utils.parameters_to_vector(module.parameters()).detach()
-        buffers = torch.cat([torch.empty(0), *(each.flatten() for each in module.buffers())])
+        weights, buffers = state_of(self._plain.module)
+        weights = weights.to(self.samples.dtype)
         task = ClientTask(0, Batches(torch.zeros(1, 2, dtype=torch.int64), [2]))
-        weights, buffers = weights.to(self.samples.dtype), buffers.double()
         gradient, after = torch.empty_like(weights), torch.empty_like(buffers)
         self._train_one(task, weights, buffers, LocalSGD(), 0.0, gradient, after)
 

@@ -42,6 +42,13 @@ def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
             np.random.set_state(numpy)  # noqa: NPY002
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Keep other threads from training: meanwhile no network has the weights of a client."""
+    with _LOCK[0]:
+        yield
+
+
 def states_outside_torch() -> tuple[Any, ...]:
     """Return the states of the global generators of Python and NumPy."""
     numpy: Any = np.random.get_state()  # noqa: NPY002

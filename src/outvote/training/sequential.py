@@ -4,6 +4,7 @@ The network itself computes, not a copy of it: hooks, closures, parametrisations
 `copy.deepcopy` loses or refuses all work as in a training loop of your own.
 """
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,12 +16,12 @@ from torch.optim import Optimizer
 
 from outvote.ops.precision import products_in
 from outvote.ops.sgd import TINY
-from outvote.training.generators import seeded_generators
+from outvote.training.generators import alone, seeded_generators
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.objective import Objective, Score
 from outvote.training.samples import Samples
 from outvote.training.strata import Strata
-from outvote.training.trainer import ClientTask, LocalUpdates, mapped_labels, train_each
+from outvote.training.trainer import ClientTask, LocalUpdates, batches_of, train_each
 
 EVALUATED_AT_ONCE = 512
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -178,25 +179,23 @@ def lent(module: nn.Module, weights: Tensor, buffers: Tensor) -> Iterator[None]:
                     part._buffers[name] = buffer_before
 
 
+def state_of(module: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return the weights and the buffers of a network, which may train in another thread."""
+    with alone():
+        weights = nn.utils.parameters_to_vector(module.parameters()).detach()
+        return weights, buffers_of(module)
+
+
+def copy_of(module: nn.Module) -> nn.Module:
+    """Return a copy of a network, which may train in another thread."""
+    with alone():
+        return copy.deepcopy(module)
+
+
 def buffers_of(module: nn.Module) -> Tensor:
     """Return the buffers of a network as one vector; float64 holds counters too."""
-    parts = [buffer.detach().flatten().double() for buffer in module.buffers()]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
-
-
-def batches_of(task: ClientTask, samples: Samples) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
-    """Return the arguments of the model and the targets, step by step."""
-    batches = task.batches
-    for step, size in enumerate(batches.sizes):
-        index = batches.index[step, :size].to(samples.device)
-        moves = None if batches.moves is None else batches.moves[step, :size]
-        targets = samples.targets[index]
-        if task.label_map is not None:
-            targets = mapped_labels(targets, task.label_map.to(targets.device))
-        first, *others = samples.inputs(index, moves)
-        if task.poison is not None:
-            first, targets = task.poison(first, targets)
-        yield (first, *others), targets
+    none = next(module.parameters()).detach().new_empty(0, dtype=torch.float64)
+    return torch.cat([none, *(buffer.detach().flatten().double() for buffer in module.buffers())])
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """What a trainer takes and returns: one task per client, one row per task."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -95,6 +95,21 @@ def count_samples(tasks: Sequence[ClientTask]) -> Tensor:
 def mapped_labels(labels: Tensor, label_map: Tensor) -> Tensor:
     """Return what each label is trained as; ignored targets, which are negative, stay."""
     return torch.where(labels >= 0, label_map[labels.clamp(min=0)], labels)
+
+
+def batches_of(task: ClientTask, samples: Samples) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
+    """Return the arguments of the model and the targets, step by step."""
+    batches = task.batches
+    for step, size in enumerate(batches.sizes):
+        index = batches.index[step, :size].to(samples.device)
+        moves = None if batches.moves is None else batches.moves[step, :size]
+        targets = samples.targets[index]
+        if task.label_map is not None:
+            targets = mapped_labels(targets, task.label_map.to(targets.device))
+        first, *others = samples.inputs(index, moves)
+        if task.poison is not None:
+            first, targets = task.poison(first, targets)
+        yield (first, *others), targets
 
 
 class Trainer(Protocol):

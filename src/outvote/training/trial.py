@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from outvote.training.generators import seeded_generators
 from outvote.training.objective import Objective, as_classes, class_axis
 from outvote.training.samples import Samples
-from outvote.training.sequential import MakeOptimizer, buffers_of, check_optimizer, lent
+from outvote.training.sequential import MakeOptimizer, check_optimizer, lent, state_of
 
 
 def try_model(
@@ -63,8 +63,8 @@ def _on_few_samples(
     """Let a model train on a batch for a while, which leaves nothing behind."""
     device = samples.device
     index = torch.arange(max(2, len(samples)), device=device).remainder(len(samples))
-    weights = nn.utils.parameters_to_vector(module.parameters()).detach()
-    weights, buffers = weights.to(device, samples.dtype), buffers_of(module).to(device)
+    weights, buffers = state_of(module)
+    weights, buffers = weights.to(device, samples.dtype), buffers.to(device)
     with seeded_generators(seed, device), lent(module, weights, buffers):
         module.train()
         yield samples.inputs(index), samples.targets[index]

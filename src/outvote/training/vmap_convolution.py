@@ -1,7 +1,7 @@
 """Convolutions under vmap as batched matrix products.
 
 torch turns a vmapped convolution into one with as many groups as there are models, which is slow.
-Here it is one product of im2col and the weights, as in the hand-stacked networks.
+Here it is one product of windows and the weights, as in the hand-stacked networks.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.nn import grad as gradients
 
-from outvote.training.im2col import im2col
+from outvote.ops.convolution import Window, add_up_windows, cut_windows
 from outvote.training.stacked_model import is_plain
 
 
@@ -92,7 +92,9 @@ class Convolution(Function):
         weight = _models_first(weight, in_dims[1], num)
         # Samples that all models share need one copy of their windows.
         shared = images.unsqueeze(0) if in_dims[0] is None else images.movedim(in_dims[0], 0)
-        windows = im2col(shared.to(weight.dtype).movedim(2, -1), weight.shape[-1], stride, padding)
+        windows: Tensor = Windows.apply(  # type: ignore[no-untyped-call]
+            shared.to(weight.dtype).movedim(2, -1), (weight.shape[-1], stride, padding)
+        )
         rows = windows.flatten(1, 3).expand(num, -1, -1)
         # [models, filters, channels, height, width] -> [models, height * width * channels, filters]
         product = weight.permute(0, 3, 4, 2, 1).flatten(1, 3)
@@ -102,6 +104,21 @@ class Convolution(Function):
         else:
             found = torch.baddbmm(_models_first(bias, in_dims[2], num).unsqueeze(1), rows, product)
         return found.view(num, *windows.shape[1:4], -1).movedim(-1, 2), 0
+
+
+class Windows(Function):
+    """All windows of images; the backward pass adds up the gradients where windows overlap."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, window: Window) -> Tensor:
+        """Copy the windows of ``images [models, batch, height, width, channels]``."""
+        ctx.window, ctx.shape = window, images.shape
+        return cut_windows(images, window)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Any) -> Any:
+        """Add the gradients of all windows to the pixels that they were copied from."""
+        return add_up_windows(outer[0], ctx.shape, ctx.window), None
 
 
 def _models_first(values: Tensor, dim: int | None, num_models: int) -> Tensor:

@@ -1,6 +1,5 @@
 """Clients of any network trained side by side, by torch.func."""
 
-import copy
 import inspect
 import math
 import warnings
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.utils import parameters_to_vector
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
@@ -34,9 +32,10 @@ from outvote.training.samples import Samples
 from outvote.training.sequential import (
     EVALUATED_AT_ONCE,
     MakeOptimizer,
-    buffers_of,
     check_optimizer,
+    copy_of,
     scale_rates,
+    state_of,
 )
 from outvote.training.stacked_model import ALIGNED
 from outvote.training.stacked_trainer import PRECISIONS
@@ -113,10 +112,10 @@ class VmapTrainer:
     def _take(self, module: nn.Module, *, has_products: bool) -> None:
         """Copy a network, and try the copy."""
         try:
-            self.module = copy.deepcopy(module).to(self.samples.device, self.samples.dtype)
+            self.module = copy_of(module).to(self.samples.device, self.samples.dtype)
         except Exception as error:
             raise NotAcceptedError(f"it cannot be copied ({_first_line(error)})") from error
-        start = parameters_to_vector(self.module.parameters()).detach(), buffers_of(self.module)
+        start = state_of(self.module)
         self.masks = Masks(self.module)
         self.trained = [p for p in self.module.parameters() if p.requires_grad]
         """What the caller's optimiser is made of."""

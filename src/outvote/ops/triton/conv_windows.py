@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outvote.ops import block_of, cdiv, next_power_of_2
+from outvote.ops.triton import block_of, cdiv, next_power_of_2
 
 # Sizes are run-time arguments: another layer compiles nothing. A program works on whole lines of
 # pixels, so that it divides once for a line, not for a pixel.

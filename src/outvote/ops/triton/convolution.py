@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outvote.ops import cdiv
 from outvote.ops.convolution import After
+from outvote.ops.triton import cdiv
 
 PIXELS, STAGES = 128, 3
 # Of the gradient of weights: programs that keep a GPU busy, pixels of a step, and of a short strip.

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.axes import Columns, Pairs, PerClient
-from outvote.ops import cdiv, next_power_of_2
+from outvote.ops.triton import cdiv, next_power_of_2
 from outvote.ops.triton.layout import grouped
 from outvote.ops.triton.sorting import PERMUTING, ranked
 

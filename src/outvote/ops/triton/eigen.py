@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from outvote.axes import Pairs, PerClient
-from outvote.ops import next_power_of_2
+from outvote.ops.triton import next_power_of_2
 
 AT_RUN_TIME = ["num_rows", "start", "stop", "is_last"]
 NUM_SHIFTS, NUM_ROUNDS, NUM_SOLVES = 64, 10, 3

@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.axes import Columns, Pairs
-from outvote.ops import IS_AMD, IS_INTERPRETED, cdiv, next_power_of_2
+from outvote.ops.door import IS_INTERPRETED
+from outvote.ops.triton import IS_AMD, cdiv, next_power_of_2
 from outvote.ops.triton.layout import grouped, layout_of
 
 # Coordinates of one program that forms products, and programs that keep every processor busy.

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outvote.ops import block_of, cdiv
+from outvote.ops.triton import block_of, cdiv
 
 VALUES, NUM_TILES = 4096, 8
 # Warps of the programs that add up, and of those that write.

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.axes import Rows
-from outvote.ops import cdiv, next_power_of_2
+from outvote.ops.triton import cdiv, next_power_of_2
 
 # Values of a tile: they stay in registers from the mean to the deviations.
 TILE = 4096

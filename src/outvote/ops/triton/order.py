@@ -17,9 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.axes import Columns, PerClient, PerCoordinate
-from outvote.ops import IS_AMD, cdiv, next_power_of_2
 from outvote.ops.network import comparators
 from outvote.ops.order import Among, Found, median_ranks
+from outvote.ops.triton import IS_AMD, cdiv, next_power_of_2
 from outvote.ops.triton.layout import grouped
 
 # How many values each of the 32 threads of a warp holds in registers.

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.axes import Pairs, PerClient
-from outvote.ops import cdiv, next_power_of_2
+from outvote.ops.triton import cdiv, next_power_of_2
 
 # What changes from call to call: a kernel that was compiled for one value would be compiled again.
 AT_RUN_TIME = [

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
 
-from outvote.ops import block_of, cdiv
+from outvote.ops.triton import block_of, cdiv
 
 VALUES = 2048
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from outvote.axes import Columns, PerClient, PerCoordinate, Rows
-from outvote.ops import cdiv, next_power_of_2
+from outvote.ops.triton import cdiv, next_power_of_2
 from outvote.ops.triton.layout import WIDEST, grouped, layout_of
 
 # Values that a program reads at once.

@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.axes import Columns, Rows
-from outvote.ops import cdiv, next_power_of_2
 from outvote.ops.keyed_order import KeyedOrder
+from outvote.ops.triton import cdiv, next_power_of_2
 from outvote.ops.triton.layout import SECTOR
 
 # Programs draw so many times four numbers.

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.axes import Pairs, PerClient
-from outvote.ops import cdiv, next_power_of_2
+from outvote.ops.triton import cdiv, next_power_of_2
 from outvote.ops.triton.differences import LOG_VALUES_PER_THREAD, LOG_WARP
 from outvote.ops.triton.sorting import PERMUTING, ranked
 

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outvote.ops import cdiv
+from outvote.ops.triton import cdiv
 
 BLOCK = 4096
 # The same guard against a norm of 0 that torch's own clipping has.
