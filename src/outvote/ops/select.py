@@ -51,9 +51,9 @@ def average_of_smallest(scores: PerClient, num_smallest: int) -> PerClient:
 def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine: int) -> Tensor:
     """Mark whom Krum selects, applied again and again to those who are left.
 
-    The score of a client is the sum of its distances to the nearest of those left: to one, or, where
-    there are more, to all but `num_byzantine` + 2 of them, itself included. There is one Byzantine
-    client at least. Ties go to the lower index.
+    The score of a client is the sum of its distances to the nearest of those left: all but
+    `num_byzantine` + 2 of them, itself included, and one at least. There is at least
+    one Byzantine client. Ties go to the lower index.
     """
     far = ranked(squared_distances)
     num_clients = far.shape[-1]
