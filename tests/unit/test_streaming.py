@@ -349,6 +349,15 @@ class Nearest(ov.AffineRule):
         return ov.Aggregation(weights=near / near.sum(dim=-1, keepdim=True))
 
 
+class AtTwo(ov.AffineRule):
+    def max_byzantine(self, num_clients):
+        return num_clients
+
+    def weigh(self, matrix, info):
+        first, second = matrix.at_coordinates(torch.tensor([[2000, 5]])).columns.unbind(dim=-2)
+        return ov.Aggregation(weights=(first.double() - 2 * second).softmax(dim=-1))
+
+
 class Middle(ov.CoordinatewiseRule):
     def max_byzantine(self, num_clients):
         return num_clients
@@ -403,7 +412,9 @@ def test_a_norm_filter_is_streamed(inside, factor, monkeypatch):
     assert found.copies == {6: 5}
 
 
-@pytest.mark.parametrize("rule", [Nearest(), Middle(), ov.GAS(Nearest()), ov.GAS(Middle())])
+@pytest.mark.parametrize(
+    "rule", [Nearest(), AtTwo(), Middle(), ov.GAS(Nearest()), ov.GAS(Middle())]
+)
 def test_a_rule_of_the_user_that_keeps_to_its_kind_is_streamed(rule, monkeypatch):
     monkeypatch.setattr(StreamingAggregator, "_in_memory", None)
     assert_same(rule, gradients(), num_byzantine=2, seed=0)

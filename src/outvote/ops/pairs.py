@@ -30,6 +30,8 @@ SHORTEST_NORM = 1e-30
 # Up to so many coordinates, plain differences are cheaper than a Gram matrix and its checks; with a
 # kernel up to the second number.
 FEW_COORDINATES, FEW_WITH_KERNEL = 8, 32
+# On a CPU, so many differences of all pairs take less time than to start products and checks.
+FEW_DIFFERENCES = 1 << 15
 NUM_SAMPLED_COORDINATES = 512
 # From so many on, a mirrored quarter of the products pays for a second, smaller product.
 MANY_CLIENTS, MANY_COORDINATES = 32, 256
@@ -234,12 +236,15 @@ def _to_average(products: Pairs, weights: PerClient, threshold: float) -> tuple[
     return result, ~(is_exact | is_itself).all(dim=-1)
 
 
-def are_few(num_coordinates: int, kind: Tensor, num_clients: int) -> bool:
-    """Return whether differences of so many coordinates are cheaper than products and checks.
+def are_few(shape: torch.Size, kind: Tensor) -> bool:
+    """Return whether differences of such columns are cheaper than products and checks.
 
     `kind` is a tensor of the values' dtype and device.
     """
+    num_coordinates, num_clients = shape[-2:]
     if num_coordinates <= FEW_COORDINATES:
+        return True
+    if kind.is_cpu and shape.numel() * num_clients <= FEW_DIFFERENCES:
         return True
     size = max(num_coordinates, num_clients)
     is_few = num_coordinates <= FEW_WITH_KERNEL
@@ -257,6 +262,9 @@ def pairwise_differences(columns: Columns) -> Pairs:
         return found
     if columns.shape[-2] == 0:
         raise ValueError("there is no coordinate to compare, the gradients are empty.")
+    if columns.shape[-2] > FEW_COORDINATES:
+        rows = columns.mT.double()
+        return torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square_()
     first, *others = columns.double().unbind(dim=-2)
     total = (first.unsqueeze(-1) - first.unsqueeze(-2)).square_()
     for values in others:

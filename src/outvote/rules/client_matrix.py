@@ -88,7 +88,7 @@ class ClientMatrix:
     def _are_few(self) -> bool:
         """Whether differences of the coordinates are cheaper than products and checks."""
         kind = torch.empty(0, dtype=self.values.dtype, device=self.device)
-        return pairs.are_few(self.dim, kind, self.num_clients)
+        return pairs.are_few(self.shape, kind)
 
     def _widened(self, tile: Columns) -> Columns:
         return tile.double() if self.is_wide else tile
@@ -165,7 +165,7 @@ class ClientMatrix:
         if aggregation.weights is None:
             raise ValueError("an Aggregation needs weights or a vector.")
         weights = aggregation.weights.double().expand(*self.batch, self.num_clients)
-        if self.is_narrow:
+        if self.is_narrow or self._are_few:
             return self.values.total(lambda tile: pairs.differences_to_average(tile, weights))
         found, inexact = pairs.squared_distances_to_average(
             self.products, weights, self.work_dtype, self.originals

@@ -136,9 +136,7 @@ class StreamedGroups(Groups):
             starts = self.split.starts[first : last + 1] - self.split.starts[first]
             split = Split([OwnOrder(values.shape[-2])], starts)
             return Groups(ClientMatrix(values, **known), split, 0).total(measure)
-        # As in memory: rounded to the working precision, and redone from values where inexact.
         own = products[first:last].unsqueeze(0)
-        own = own if matrix.is_wide else own.to(matrix.work_dtype)
         shape = torch.Size([1, last - first, width, matrix.num_clients])
         return measure(
             ClientMatrix(
