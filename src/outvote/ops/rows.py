@@ -14,8 +14,6 @@ from outvote.ops.precision import exact_products, work_dtype
 
 # Values that are converted to float64 at once.
 AT_ONCE = 1 << 26
-# A sum of weights that differs from 1 by rounding alone.
-SURELY_ONE = 1e-12
 
 
 def row_norms(rows: Rows) -> PerClient:
@@ -47,24 +45,6 @@ def weighted_sum(rows: Rows, weights: PerClient) -> PerCoordinate:
     # Weights sum to 1 but for rounding: an average of the largest numbers overflows by that.
     largest = torch.finfo(work).max
     return total.clamp_(min=-largest, max=largest)
-
-
-def as_shares(weights: PerClient) -> tuple[PerClient, Tensor]:
-    """Return weights relative to the largest of their run, and what to divide the sum by.
-
-    Equal weights that sum to 1 become ones, and the divisor their number: the mean of 1, 4 and 7 is
-    4 then, which weights of 1 / 3 would round.
-    """
-    shares, divisors = [], []
-    # On a CPU, faster than a dozen small steps of torch.
-    for own in weights.reshape(-1, weights.shape[-1]).tolist():
-        largest, total = max(own) or 1.0, sum(own)
-        relative = [weight / largest for weight in own]
-        count = sum(relative) or 1.0
-        divisors.append(count if abs(total - 1) < SURELY_ONE else count / (total or 1.0))
-        shares.append(relative)
-    found = weights.new_tensor(shares), weights.new_tensor(divisors)
-    return found[0].view(weights.shape), found[1].view(*weights.shape[:-1], 1)
 
 
 def squared_distances_to_vector(columns: Columns, vector: PerCoordinate) -> PerClient:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 REDONE_VALUES = 1 << 24
 # Sums of rows up to this norm are finite in float32.
 SUMMED_NORM = 1e30
+TINY_WEIGHT = 1e-300
 
 
 class ClientMatrix:
@@ -246,7 +247,10 @@ class ClientMatrix:
             raise ValueError("an Aggregation needs weights or a vector.")
         weights, divisor = aggregation.weights.double(), None
         if self.device.type == "cpu" and self.largest_norm < SUMMED_NORM:
-            weights, divisor = row_ops.as_shares(weights)
+            # Relative to the largest: a mean is a sum divided by a count, as weights of 1 / 3 would
+            # round the mean of 1, 4 and 7.
+            largest = weights.amax(dim=-1, keepdim=True).clamp_(min=TINY_WEIGHT)
+            weights, divisor = weights / largest, largest.reciprocal().to(self.work_dtype)
         client = None
         if self.originals is not None and len(self.batch) == 1:
             client = self._only_original(aggregation.weights)
@@ -254,7 +258,7 @@ class ClientMatrix:
         def average(tile: Columns) -> PerCoordinate:
             found = row_ops.weighted_sum(tile.mT, weights)
             if divisor is not None:
-                found /= divisor.to(found.dtype)
+                found /= divisor
             if client is not None:
                 own = pairs.of_client(tile, client.clamp(min=0)).squeeze(-1).to(found.dtype)
                 found = torch.where((client >= 0).unsqueeze(-1), own, found)
