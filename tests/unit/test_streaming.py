@@ -420,6 +420,17 @@ def test_a_rule_of_the_user_that_keeps_to_its_kind_is_streamed(rule, monkeypatch
     assert_same(rule, gradients(), num_byzantine=2, seed=0)
 
 
+class Breaks(Middle):
+    def reduce(self, columns, num_byzantine):
+        return columns.amax(dim=-1) / 0
+
+
+@pytest.mark.parametrize("rule", [Breaks(), ov.GAS(Breaks()), ov.NNM(Breaks())])
+def test_a_rule_of_the_user_that_gives_infinity_is_named(rule):
+    with pytest.raises(ValueError, match="gave NaN or infinity for finite gradients"):
+        StreamingAggregator(rule, list(gradients()), num_byzantine=2).verdict()
+
+
 def test_inside_gas_a_rule_of_the_user_has_the_whole_groups():
     assert_same(ov.GAS(Rows(), num_groups=9), gradients(), num_byzantine=2, seed=0)
 

@@ -162,11 +162,9 @@ class StreamingAggregator:
                 parts = over_tiles(partial(_part_and_products, vector), piece, rows, SUMMED_VALUES)
             along += torch.stack([products for _, products in parts]).sum(dim=0)
             yield piece, torch.cat([part for part, _ in parts])
-        *along_rows, squared = self._everywhere(along).tolist()
+        *inner, squared = self._everywhere(along).tolist()
         scale = self.norms * squared**0.5
-        self.cosines = np.divide(
-            along_rows, scale, where=scale > 0, out=np.full_like(scale, np.nan)
-        )
+        self.cosines = np.divide(inner, scale, where=scale > 0, out=np.full_like(scale, np.nan))
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Read the sources that are not rejected once: slices, and ``[clients, coordinates]``.
@@ -327,12 +325,9 @@ class StreamingAggregator:
         if self._processes is not None and not is_few:
             raise refusal(self.rule, "each process has a part of them")
         values = torch.zeros(num_clients, self.dim, dtype=self._dtype)
-        for k, source in enumerate(self.sources):
-            if source is not None:
-                self._read_one(k, self.part.start, values[k, self.part])
-        values = self._everywhere(values)
-        values[[source is None for source in self.sources]] = torch.nan
-        return values.unsqueeze(0)
+        for piece, rows in self._chunks("reading"):
+            values[:, piece] = rows
+        return self._everywhere(values).unsqueeze(0)
 
     # Reading.
 

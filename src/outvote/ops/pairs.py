@@ -1,9 +1,10 @@
 """Distances between clients: fast in float32, and where digits cancel it is said.
 
 The Gram matrix K of the rows, taken relative to one central row, gives every distance that affine
-rules need: ``D_ij = K_ii + K_jj - 2 K_ij``. Products are formed in the precision of the data with
-TF32 off. A result that is small against the terms it was subtracted from has lost its digits to
-cancellation: it is inexact, and the caller works it out again from the values, in float64.
+rules need: ``D_ij = K_ii + K_jj - 2 K_ij``. Products are formed in the precision of the data; the
+caller keeps TF32 off (`plain_torch`). A result that is small against the terms it was subtracted
+from has lost its digits to cancellation: it is inexact, and the caller works it out again from the
+values, in float64.
 
 `columns` are ``[*batch, dim, clients]`` in any memory layout; a Gram matrix or a sum of differences
 over all coordinates is the sum of those over pieces of them. `originals` has the first client that
@@ -19,7 +20,7 @@ from torch import Tensor
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
 from outvote.ops import order
 from outvote.ops.door import backend
-from outvote.ops.precision import exact_products, work_dtype
+from outvote.ops.precision import work_dtype
 
 # Below this share of the subtracted terms a difference has lost too many digits.
 CANCELLATION = {torch.float32: 1e-4, torch.float64: 1e-10}
@@ -79,8 +80,7 @@ def gram(columns: Columns, centre: Tensor) -> Pairs:
         found: Tensor = kernel(columns, centre)
     else:
         values = columns.to(work_dtype(columns.dtype))
-        with exact_products(columns.device):
-            found = _products_of(values - of_client(values, centre))
+        found = _products_of(values - of_client(values, centre))
     return _without_underflow(found, columns, centre) if columns.is_cpu else found
 
 
@@ -118,9 +118,8 @@ def gram_with(columns: Columns, centre: Tensor, point: PerCoordinate) -> Pairs:
     values = columns.to(work_dtype(columns.dtype))
     middle = of_client(values, centre)
     own = point.to(values.dtype).unsqueeze(-1) - middle
-    with exact_products(columns.device):
-        across = long_products((values - middle).mT, own.mT).double()
-        itself = long_products(own.mT, own.mT).double()
+    across = long_products((values - middle).mT, own.mT).double()
+    itself = long_products(own.mT, own.mT).double()
     upper = torch.cat([gram(columns, centre).double(), across], dim=-1)
     return torch.cat([upper, torch.cat([across.mT, itself], dim=-1)], dim=-2)
 

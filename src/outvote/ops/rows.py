@@ -10,7 +10,7 @@ from torch import Tensor
 from outvote.axes import Columns, PerClient, PerCoordinate, Rows
 from outvote.ops.door import backend
 from outvote.ops.pairs import long_products
-from outvote.ops.precision import exact_products, work_dtype
+from outvote.ops.precision import work_dtype
 
 # Values that are converted to float64 at once.
 AT_ONCE = 1 << 26
@@ -31,20 +31,16 @@ def row_norms(rows: Rows) -> PerClient:
 
 
 def weighted_sum(rows: Rows, weights: PerClient) -> PerCoordinate:
-    """Return the weighted sum of the clients, at most the largest float in size.
+    """Return the weighted sum of the clients, ``[*batch, dim]``, in the working precision.
 
-    The result is ``[*batch, dim]``, in the working precision.
+    An average of the largest numbers may overflow by rounding.
     """
     kernel = backend("weighted_sum", rows)
     if kernel is not None:
         found: Tensor = kernel(rows, weights)
         return found
     work = work_dtype(rows.dtype)
-    with exact_products(rows.device):
-        total = torch.matmul(weights.to(work).unsqueeze(-2), rows.to(work)).squeeze(-2)
-    # Weights sum to 1 but for rounding: an average of the largest numbers overflows by that.
-    largest = torch.finfo(work).max
-    return total.clamp_(min=-largest, max=largest)
+    return torch.matmul(weights.to(work).unsqueeze(-2), rows.to(work)).squeeze(-2)
 
 
 def squared_distances_to_vector(columns: Columns, vector: PerCoordinate) -> PerClient:

@@ -445,7 +445,7 @@ def one_round(  # noqa: PLR0913  (all that a round may have, by name)
         is_full=is_full,
     )
     found = aggregate(rule, batch)
-    update = received.restore(found.vector[0])  # type: ignore[index]
+    update = received.restore(known(found.vector).squeeze(0))
     notes = received.notes + found.notes
     claimed = None if counts is None else counts[0]
     return OneRound(rule, update, found, ids, drawn, notes, claimed, count_cap)

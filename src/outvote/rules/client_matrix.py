@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from outvote.axes import Columns, Mixture, Pairs, PerClient, PerCoordinate, Rows
 from outvote.ops import order, pairs
 from outvote.ops import rows as row_ops
-from outvote.ops.precision import exact_products, work_dtype
+from outvote.ops.precision import work_dtype
 from outvote.ops.threads import lazy
 from outvote.rules.values import InMemory, Values
 
@@ -369,8 +369,7 @@ def averages(tile: Columns, mixture: Mixture) -> Columns:
     """Return weighted averages of the clients, in the working precision."""
     dtype = work_dtype(tile.dtype)
     largest = torch.finfo(dtype).max
-    with exact_products(tile.device):
-        found = torch.matmul(tile.to(dtype), mixture.mT.to(dtype))
+    found = torch.matmul(tile.to(dtype), mixture.mT.to(dtype))
     # Averages of the largest numbers overflow by rounding: weights sum to 1 but for that.
     return found.clamp_(min=-largest, max=largest)
 

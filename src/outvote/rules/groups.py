@@ -11,7 +11,6 @@ from torch import Tensor
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
 from outvote.ops.groups import are_sums_faster, in_order, pair_sums
 from outvote.ops.keyed_order import KeyedOrder, SortedOrder
-from outvote.ops.precision import exact_products
 from outvote.ops.threads import free_cores, mapped, once
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.split import OwnOrder, Split, draw_split
@@ -77,18 +76,15 @@ class Groups:
         what it measures distances to, if that is worked out coordinate by coordinate.
         """
         del reduce  # The groups are read anyway.
-        with exact_products(self.matrix.device):
-            parts = mapped(
-                measure, self.chunks(distances_do=needs_values is False), self.matrix.device
+        parts = mapped(measure, self.chunks(distances_do=needs_values is False), self.matrix.device)
+        wanted = [*self.matrix.batch, self.matrix.num_clients]
+        if list(parts[0].shape) != wanted:
+            raise ValueError(
+                f"what is measured on groups must be added up over them, {wanted}, got "
+                f"{list(parts[0].shape)}; return matrix.total_distances_to(aggregation)."
             )
-            wanted = [*self.matrix.batch, self.matrix.num_clients]
-            if list(parts[0].shape) != wanted:
-                raise ValueError(
-                    f"what is measured on groups must be added up over them, {wanted}, got "
-                    f"{list(parts[0].shape)}; return matrix.total_distances_to(aggregation)."
-                )
-            total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
-            return self.matrix.same_for_copies(total)
+        total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
+        return self.matrix.same_for_copies(total)
 
     def chunks(self, *, distances_do: bool = False) -> Iterator[ClientMatrix]:
         """Yield the groups as matrices ``[runs, groups, width, clients]``, some at a time.

@@ -367,12 +367,15 @@ def row_facts(gradients: "Rows | Stream") -> RowFacts:
     if isinstance(gradients, Stream):
         return _of_stream(gradients)
     norms = row_norms(gradients).tolist()
-    is_finite, originals = [], []
-    for run, (rows, own) in enumerate(zip(gradients, norms, strict=True)):
-        is_finite.append(finite_rows(rows, own))
-        if torch.inf in own and gradients.dtype != torch.float64:
-            norms[run] = row_norms(rows.double()).tolist()
-        originals.append(find_originals(rows, norms[run]))
+    largest, everyone = min(LARGEST, torch.finfo(gradients.dtype).max), len(norms[0])
+    is_finite = [[True] * everyone for _ in norms]
+    originals = [list(range(everyone)) for _ in norms]
+    for run, own in enumerate(norms):
+        if not sum(own) <= largest:  # Also where a norm is not a number.
+            is_finite[run] = finite_rows(gradients[run], own)
+            norms[run] = row_norms(gradients[run].double()).tolist()
+        if len(set(norms[run])) < everyone:
+            originals[run] = find_originals(gradients[run], norms[run])
     return RowFacts(norms, is_finite, originals)
 
 
@@ -381,8 +384,6 @@ def find_originals(rows: Tensor, norms: list[float]) -> list[int]:
 
     Colluding clients send copies. To find them once is cheaper than group by group.
     """
-    if len(set(norms)) == len(norms):
-        return list(range(len(norms)))
     # Rows of equal norm need not be equal: a gradient and its negative, for one.
     sample = rows[:, :: max(1, rows.shape[1] // NUM_COMPARED)].tolist()
     alike: dict[tuple[float, ...], list[int]] = {}
