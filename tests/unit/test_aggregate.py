@@ -446,55 +446,7 @@ def test_nothing_to_aggregate_gives_nothing(shape, spec, device):
     assert found.vector.shape == (shape[0], shape[2])
 
 
-ONE = {"num_byzantine": [2], "seeds": [3]}
-
-
-def _kinds_of_rows(kind, device):
-    """Return one run of seven clients, as the split is made ahead for them or in vain."""
-    rows = torch.randn(1, 7, 1001, generator=torch.Generator().manual_seed(5))
-    if kind == "copies":
-        rows[0, 4] = rows[0, 2] = rows[0, 1]
-    if kind == "not finite":
-        rows[0, 3, 7] = torch.nan
-    if kind == "tiny":
-        rows *= 1e-20
-    return rows.to(device)
-
-
-LATER = ["gas(multi-krum, num_groups=9)", "krum", "rfa"]
-KINDS = ["usual", "copies", "not finite", "tiny", "huge", "near", "all zero", "none finite"]
-
-
-def _unusual_rows(kind, device):
-    rows = _kinds_of_rows(kind, device)
-    if kind == "huge":
-        rows[0, 3] *= 1e30
-    if kind == "near":
-        rows[0, 4] = rows[0, 1] * (1 + 1e-6)
-    if kind == "all zero":
-        rows.zero_()
-    if kind == "none finite":
-        rows.fill_(torch.nan)
-    return rows
-
-
 @pytest.mark.parametrize("shape", [(3, 1), (1, 4), (1, 1)])
 def test_signguard_takes_rows_that_lie_as_columns_do(shape, device):
     rows = torch.full(shape, 2.0, device=device)
     assert ov.SignGuard()(rows).tolist() == [2.0] * shape[1]
-
-
-def _far_central_client(seed, widths):
-    """Clients that differ by little in the wider group, and one of median length far from them."""
-    generator = torch.Generator().manual_seed(seed)
-    narrow, wide = widths
-    direction = torch.randn(wide, generator=generator)
-    rows = torch.zeros(1, 9, narrow + wide)
-    noise = torch.randn(9, wide, generator=generator) * torch.rand(9, 1, generator=generator)
-    rows[0, :, narrow:] = 10 * direction / direction.norm() + 1e-5 * noise
-    rows[0, :, :narrow] = 1e-7 * torch.randn(9, narrow, generator=generator)
-    lengths = rows[0, :8].double().norm(dim=1).sort().values
-    far = torch.randn(wide, generator=generator, dtype=torch.float64)
-    rows[0, 8, :narrow] = 0
-    rows[0, 8, narrow:] = far / far.norm() * lengths[3:5].mean()
-    return rows

@@ -217,22 +217,21 @@ def squared_distances_to_average(
     kernel = backend("squared_distances_to_average", products, products.shape[-1])
     if kernel is not None:
         result, inexact = kernel(products, weights, CANCELLATION[dtype], originals)
-    else:
-        result, inexact = _to_average(products.double(), weights, CANCELLATION[dtype])
-    return result, inexact if bool(inexact.any()) else None
-
-
-def _to_average(products: Pairs, weights: PerClient, threshold: float) -> tuple[PerClient, Tensor]:
-    norms = products.diagonal(dim1=-2, dim2=-1)
+        return result, inexact if bool(inexact.any()) else None
+    products = products.double()
     along = torch.matmul(products, weights.unsqueeze(-1)).squeeze(-1)
     of_average = (weights * along).sum(dim=-1, keepdim=True)
-    result = norms - 2 * along + of_average
+    terms = products.diagonal(dim1=-2, dim2=-1) + of_average
+    result = terms - 2 * along
+    # Not a number where something overflowed, and then not exact.
+    is_exact = result - terms * CANCELLATION[dtype] >= 0
+    if bool(is_exact.all()):
+        return result, None
     # An average of one client alone is that client: exactly 0.
     is_itself = weights == 1
     result = result.masked_fill_(is_itself, 0)
-    # Written so that what overflowed, and is infinite or not a number, is inexact too.
-    is_exact = (result >= (norms + of_average) * threshold) & (result < inf)
-    return result, ~(is_exact | is_itself).all(dim=-1)
+    inexact = ~(is_exact | is_itself).all(dim=-1)
+    return result, inexact if bool(inexact.any()) else None
 
 
 def are_few(shape: torch.Size, kind: Tensor) -> bool:

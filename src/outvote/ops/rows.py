@@ -40,7 +40,9 @@ def weighted_sum(rows: Rows, weights: PerClient) -> PerCoordinate:
         found: Tensor = kernel(rows, weights)
         return found
     work = work_dtype(rows.dtype)
-    return torch.matmul(weights.to(work).unsqueeze(-2), rows.to(work)).squeeze(-2)
+    # Of one matrix per run, in half of the time that torch.matmul takes to look at the shapes.
+    multiply = torch.bmm if rows.dim() == 3 else torch.matmul
+    return multiply(weights.to(work).unsqueeze(-2), rows.to(work)).squeeze(-2)
 
 
 def squared_distances_to_vector(columns: Columns, vector: PerCoordinate) -> PerClient:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 REDONE_VALUES = 1 << 24
 # Sums of rows up to this norm are finite in float32.
 SUMMED_NORM = 1e30
-TINY_WEIGHT = 1e-300
+TINY_WEIGHT = 1e-30
 
 
 class ClientMatrix:
@@ -245,12 +245,13 @@ class ClientMatrix:
             return aggregation.vector
         if aggregation.weights is None:
             raise ValueError("an Aggregation needs weights or a vector.")
-        weights, divisor = aggregation.weights.double(), None
+        weights, divisor = aggregation.weights, None
         if self.device.type == "cpu" and self.largest_norm < SUMMED_NORM:
             # Relative to the largest: a mean is a sum divided by a count, as weights of 1 / 3 would
             # round the mean of 1, 4 and 7.
+            weights = weights.to(self.work_dtype)
             largest = weights.amax(dim=-1, keepdim=True).clamp_(min=TINY_WEIGHT)
-            weights, divisor = weights / largest, largest.reciprocal().to(self.work_dtype)
+            weights, divisor = weights / largest, largest.reciprocal()
         client = None
         if self.originals is not None and len(self.batch) == 1:
             client = self._only_original(aggregation.weights)

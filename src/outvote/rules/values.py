@@ -367,7 +367,7 @@ def row_facts(gradients: "Rows | Stream") -> RowFacts:
     if isinstance(gradients, Stream):
         return _of_stream(gradients)
     norms = row_norms(gradients).tolist()
-    largest, everyone = min(LARGEST, torch.finfo(gradients.dtype).max), len(norms[0])
+    largest, everyone = min(LARGEST, torch.finfo(gradients.dtype).max), gradients.shape[1]
     is_finite = [[True] * everyone for _ in norms]
     originals = [list(range(everyone)) for _ in norms]
     for run, own in enumerate(norms):
