@@ -210,7 +210,7 @@ def _rounds(spec: Any, num_done: int, is_byzantine: np.ndarray, random: Any) -> 
 
 
 def without_weights(result: Result) -> Result:
-    """Return the run as an earlier version recorded it."""
+    """Return the run as if its weights had not been recorded."""
     unknown = np.full(len(result.series), np.nan)
     return replace(result, series=replace(result.series, byzantine_weight=unknown))
 

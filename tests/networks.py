@@ -394,6 +394,11 @@ HANDWRITTEN: dict[str, Network] = {
         "images",
         {"stacked": "Linear is given images"},
     ),
+    "flatten-by-axis": Network(
+        lambda: nn.Sequential(nn.Flatten(2), nn.Flatten(), nn.Linear(108, NUM_CLASSES)),
+        "images",
+        {"stacked": "Flatten keeps some axes"},
+    ),
     "own-class": Network(Own, "vectors", OWN),
     "group-norm": Network(GroupNormCNN, "images", OWN),
     "functional-group-norm": Network(FunctionalGroupNorm, "images", OWN),

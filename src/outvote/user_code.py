@@ -105,7 +105,7 @@ class _Checksum:
         elif isinstance(thing, Tensor | np.ndarray):
             self._add_array(thing)
         elif isinstance(thing, ModuleType):
-            self._write(thing.__name__ if _is_installed(thing) else inspect.getsource(thing))
+            self._write(thing.__name__)
         elif isinstance(thing, torch.device | RemovableHandle):
             self._write(f"kind:{type(thing).__name__}")
         elif type(thing) in (set, frozenset):  # In an order that another process has, too.
@@ -177,9 +177,18 @@ class _Checksum:
                 self.add(cell.cell_contents, f"{where}.{name}")
         steps = [each for code in codes for each in dis.get_instructions(code)]
         names = {each.argval for each in steps if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-        for name in sorted(names & function.__globals__.keys()):
+        used = {name for code in codes for name in code.co_names}
+        self._add_names(function.__globals__, names, used)
+
+    def _add_names(self, known: dict[str, Any], names: set[str], used: set[str]) -> None:
+        """Add what code reads by name, and of the user's own modules what it uses of them."""
+        for name in sorted(names & known.keys()):
+            value = known[name]
+            is_new = id(value) not in self._seen
             self._write(name)
-            self.add(function.__globals__[name], name)
+            self.add(value, name)
+            if is_new and isinstance(value, ModuleType) and not _is_installed(value):
+                self._add_names(vars(value), used, used)
 
 
 def _is_installed(thing: Any) -> bool:

@@ -9,6 +9,7 @@ from every_rule import EVERY_RULE, cases
 from flower_small import MODEL, NODES, grid_of, strategy_of
 from outvote.flower.node_sampling import derive_seed
 from outvote.results.audit_log import read_audit
+from outvote.rules.majority import tolerated
 
 SEED = 5
 BY_LAYER = [f"gas({rule}, split=by-layer)" for rule in ("median", "krum", "nnm(trimmed-mean)")]
@@ -28,7 +29,7 @@ def updates_from(model):
 @pytest.mark.parametrize("text", cases([*EVERY_RULE, *BY_LAYER]))
 def test_two_rounds_in_flower_are_two_calls_of_the_rule(text, tmp_path):
     rule = ov.make_rule(text)
-    num_byzantine = min(2, rule.max_byzantine(len(NODES)))
+    num_byzantine = min(2, tolerated(rule, len(NODES)))
     is_fltrust = text == "fltrust"
     strategy = strategy_of(
         rule,

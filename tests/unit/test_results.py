@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -190,7 +191,8 @@ def test_a_run_goes_on_where_its_checkpoint_is(tmp_path):
         writer.add(a_round(number), timing)
         if number == 2:
             status = Status(outcome="running", round=2, num_rounds=9)
-            writer.save(a_checkpoint(2), status)
+            notes = {"metrics": writer.metrics_sum}
+            writer.save(replace(a_checkpoint(2), notes=notes), status)
     with pytest.raises(BusyError, match="another process works on"):
         Writer(folder, b"", "c")
     writer.close()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import outvote as ov
-from networks import HANDWRITTEN, NUM_CLASSES, WORDS, Network, drawn, generated, inputs_of
+from networks import HANDWRITTEN, NUM_CLASSES, WORDS, Network, Own, drawn, generated, inputs_of
 from outvote.engine.simulation import first_state
 from outvote.seeding import RandomStream
 from outvote.training.batches import draw_batches
@@ -518,3 +518,20 @@ def test_other_threads_read_the_weights_of_the_network_and_not_of_a_client():
         reader.join()
     assert len(seen) > 3
     assert all(torch.equal(each, own) for each in seen)
+
+
+def test_a_network_that_fails_has_its_own_weights_and_mode_again():
+    class Failing(Own):
+        def forward(self, values):
+            if len(values) == 3:
+                raise KeyError("three")
+            return super().forward(values)
+
+    federation = Federation(Network(Failing, "vectors"))
+    federation.module.eval()
+    before = _vector(federation.module.parameters())
+    with pytest.raises(KeyError, match="three"):
+        federation.rounds(federation.trainer("sequential").train)
+    assert torch.equal(_vector(federation.module.parameters()), before)
+    assert not any(part.training for part in federation.module.modules())
+    assert all(each.grad is None for each in federation.module.parameters())

@@ -64,6 +64,29 @@ def cell(text, **known):
     return scope
 
 
+def test_own_modules_and_packages_that_a_function_uses_are_followed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "__init__.py").write_text("from own_package import layers as p\n")
+    (tmp_path / "own_package" / "layers.py").write_text("import own_package as p\nWIDTH = 1\n")
+    (tmp_path / "own_blocks.py").write_text("def block():\n    return 1\n")
+    (tmp_path / "own_layers.py").write_text("from own_blocks import block\n")
+    import own_blocks
+    import own_layers
+    import own_package
+
+    width = cell("def f():\n    return p.p.WIDTH", p=own_package)["f"]
+    made = cell("def f():\n    return own_layers.block()", own_layers=own_layers)["f"]
+    before = digest(width), digest(made)
+    monkeypatch.setattr(own_package.p, "WIDTH", 2)
+    changed = cell("def block():\n    return 2")["block"]
+    monkeypatch.setattr(own_blocks, "block", changed)
+    assert digest(made) == before[1], "it has the function of before"
+    monkeypatch.setattr(own_layers, "block", changed)
+    assert digest(width) != before[0]
+    assert digest(made) != before[1]
+
+
 def exec_(text, name):
     """What a console defines: it has no source."""
     scope = {}

@@ -55,5 +55,4 @@ def remember_scores(
 
 
 def _suspicions(stack: RunStack, state: State) -> tuple[Suspicions, ...]:
-    # A checkpoint of an earlier version has none.
     return tuple(each or {} for each in state.selection_states or (None,) * len(stack.runs))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outvote.flat import to_float
-from outvote.server.replies import STATISTICS, Malformed, quote
+from outvote.server.replies import Malformed, names_of_weights, quote
 
 MAGIC = b"\x93NUMPY"
 # By the first byte of the version: how many bytes hold the length of the header.
@@ -104,16 +104,10 @@ class SentModel:
     def read(cls, record: ArrayRecord) -> "SentModel":
         """Read the server's own model; it must be sound."""
         arrays = {name: _check(name, array.numpy()) for name, array in record.items()}
-        names = [
-            name
-            for name, array in arrays.items()
-            if array.dtype.kind == "f" and not name.endswith(STATISTICS)
-        ]
-        if not any(arrays[name].size for name in names):
-            raise ValueError(
-                "the model must have at least one array of floating-point numbers that is no "
-                f"running statistic, got {', '.join(map(quote, arrays)) or 'no array'}."
-            )
+        names = names_of_weights(
+            {name: array.size for name, array in arrays.items()},
+            {name: array.dtype.kind == "f" for name, array in arrays.items()},
+        )
         is_wide = any(arrays[name].dtype == np.float64 for name in names)
         dtype = np.float64 if is_wide else np.float32
         others = [name for name in arrays if name not in names]

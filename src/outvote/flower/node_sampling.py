@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from logging import getLogger
 from typing import final
@@ -45,8 +45,8 @@ def sample_for_training(
     if settings.fraction_train == 0:
         return NodeSample(excluded={})
     share, least = settings.fraction_train, settings.min_train_nodes
-    online, wanted = _wait(settings, state, grid, share, least)
-    candidates, excluded = _candidates(settings, state, round_, online, wanted)
+    found, wanted = _available(settings, state, round_, grid, share, least)
+    candidates = found.nodes
     if settings.sample is not None:
         nodes = sorted(set(settings.sample(round_, candidates)))
         if strangers := [node for node in nodes if node not in candidates]:
@@ -58,12 +58,7 @@ def sample_for_training(
     else:
         weights = settings.selection.weights(state.suspicions, candidates)
         nodes = _draw(candidates, wanted, settings.seed, f"train {round_}", weights)
-    return NodeSample(
-        nodes=nodes,
-        excluded=excluded,
-        num_online=len(online),
-        num_byzantine=settings.num_byzantine_of(wanted),
-    )
+    return replace(found, nodes=nodes, num_byzantine=settings.num_byzantine_of(wanted))
 
 
 def sample_for_evaluation(
@@ -73,10 +68,8 @@ def sample_for_evaluation(
     if settings.fraction_evaluate == 0:
         return NodeSample(excluded={})
     share, least = settings.fraction_evaluate, settings.min_evaluate_nodes
-    online, wanted = _wait(settings, state, grid, share, least)
-    candidates, excluded = _candidates(settings, state, round_, online, wanted)
-    nodes = _draw(candidates, wanted, settings.seed, f"evaluate {round_}")
-    return NodeSample(nodes=nodes, excluded=excluded, num_online=len(online))
+    found, wanted = _available(settings, state, round_, grid, share, least)
+    return replace(found, nodes=_draw(found.nodes, wanted, settings.seed, f"evaluate {round_}"))
 
 
 def write_messages(
@@ -98,10 +91,21 @@ def derive_seed(seed: int, purpose: str) -> int:
     return RandomStream((seed,)).fold_in(purpose).derived()[0]
 
 
-def _wait(
-    settings: Settings, state: ServerState, grid: Grid, fraction: float, at_least: int
-) -> tuple[list[int], int]:
-    """Wait for enough nodes; return them and how many to ask, as Flower's own strategies count."""
+def _available(
+    settings: Settings, state: ServerState, round_: int, grid: Grid, fraction: float, at_least: int
+) -> tuple[NodeSample, int]:
+    """Return the nodes to choose from, and how many to ask, as Flower's own strategies count."""
+    online = _wait(settings, state, grid, at_least)
+    wanted = max(int(len(online) * fraction), at_least)
+    num_byzantine, tolerates = settings.num_byzantine_of(wanted), partial(tolerated, settings.rule)
+    out = state.exclusions.excluded(round_, online, wanted, num_byzantine, tolerates)
+    excluded = {node: state.exclusions.evidence(node) for node in out}
+    nodes = [node for node in online if node not in excluded]
+    return NodeSample(nodes=nodes, excluded=excluded, num_online=len(online)), wanted
+
+
+def _wait(settings: Settings, state: ServerState, grid: Grid, at_least: int) -> list[int]:
+    """Wait for enough nodes; return them."""
     num_needed = max(settings.min_available_nodes, at_least, 1)
     start, reported = time.monotonic(), -SECONDS_BETWEEN_REPORTS
     while len(online := sorted(set(grid.get_node_ids()))) < num_needed:
@@ -113,7 +117,7 @@ def _wait(
     if len(state.known_nodes) > MOST_KNOWN:  # Strangers may connect under ever new ids.
         state.known_nodes.clear()
     state.known_nodes.update(online)
-    return online, max(int(len(online) * fraction), at_least)
+    return online
 
 
 def _report_waiting(
@@ -130,15 +134,6 @@ def _report_waiting(
         what,
         listed(names),
     )
-
-
-def _candidates(
-    settings: Settings, state: ServerState, round_: int, online: Sequence[int], wanted: int
-) -> tuple[list[int], dict[int, str]]:
-    num_byzantine, tolerates = settings.num_byzantine_of(wanted), partial(tolerated, settings.rule)
-    out = state.exclusions.excluded(round_, online, wanted, num_byzantine, tolerates)
-    excluded = {node: state.exclusions.evidence(node) for node in out}
-    return [node for node in online if node not in excluded], excluded
 
 
 def _draw(

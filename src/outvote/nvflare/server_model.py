@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outvote.flat import as_tensor, to_float
-from outvote.server.replies import STATISTICS, Malformed, check_names, quote
+from outvote.server.replies import Malformed, check_names, names_of_weights, quote
 
 
 @final
@@ -40,23 +40,17 @@ class ServerModel:
                     f"array {quote(name)} of the model holds NaN or infinity; start from a sound "
                     "model."
                 )
-        weights = tuple(
-            name
-            for name, each in tensors.items()
-            if each.is_floating_point() and not name.endswith(STATISTICS)
+        weights = names_of_weights(
+            {name: each.numel() for name, each in tensors.items()},
+            {name: each.is_floating_point() for name, each in tensors.items()},
         )
-        if not any(tensors[name].numel() for name in weights):
-            raise ValueError(
-                "the model must have at least one array of floating-point numbers that is no "
-                f"running statistic, got {', '.join(map(quote, tensors)) or 'no array'}."
-            )
         is_wide = any(tensors[name].dtype == torch.float64 for name in weights)
         dtype = torch.float64 if is_wide else torch.float32
         return cls(
             tensors=tensors,
             are_numpy={name: not isinstance(value, Tensor) for name, value in values.items()},
             devices={name: each.device for name, each in given.items()},
-            weights=weights,
+            weights=tuple(weights),
             statistics=tuple(name for name in tensors if name not in weights),
             vector=torch.cat([tensors[name].reshape(-1).to(dtype) for name in weights]),
         )

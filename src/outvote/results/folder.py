@@ -122,8 +122,7 @@ class Writer:
             number = checkpoint.round
             if rounds[:number] != list(range(1, number + 1)):
                 return f"{self._metrics} lacks rounds before the checkpoint"
-            known = checkpoint.notes.get("metrics")  # None: of an earlier version.
-            if known not in (None, _sum_of(content[: ends[number]])):
+            if checkpoint.notes["metrics"] != _sum_of(content[: ends[number]]):
                 return f"{self._metrics} is damaged: the checkpoint has another checksum of it"
             return ""
 

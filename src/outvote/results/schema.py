@@ -122,10 +122,10 @@ class Environment(Struct, frozen=True, kw_only=True):
     revision: int | None = None
     """Of the protocol: raised where results changed by rounding alone. None: before 2."""
     trainer: str | None = None
-    """How the clients trained: stacked, vmap or sequential, and why. None: before 0.2."""
+    """How the clients trained: stacked, vmap or sequential, and why. None: not recorded."""
     code: tuple[CodeUsed, ...] | None = None
-    """The user's files of the rule and the attack. None: not recorded, in earlier versions."""
+    """The user's files of the rule and the attack. None: not recorded."""
     packages: tuple[PackageUsed, ...] | None = None
-    """What came from other packages. None: not recorded, in earlier versions."""
+    """What came from other packages. None: not recorded."""
     native: str | None = None
     """The level of the C kernels that rules used on a CPU. None: plain torch, or not recorded."""

@@ -48,6 +48,17 @@ def check_names(expected: Mapping[str, Any], sent: Mapping[str, Any]) -> None:
         raise Malformed(f"array {quote(extra[0])} is unknown to the model")
 
 
+def names_of_weights(sizes: Mapping[str, int], is_float: Mapping[str, bool]) -> list[str]:
+    """Return which arrays of a model a rule aggregates; the others are counted or averaged."""
+    names = [name for name in sizes if is_float[name] and not name.endswith(STATISTICS)]
+    if not any(sizes[name] for name in names):
+        raise ValueError(
+            "the model must have at least one array of floating-point numbers that is no running "
+            f"statistic, got {', '.join(map(quote, sizes)) or 'no array'}."
+        )
+    return names
+
+
 def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether a value can be averaged: no NaN, no infinity, nothing else than a number."""
     return isinstance(value, int | float) and abs(value) < 1e300 and isfinite(value)

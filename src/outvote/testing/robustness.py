@@ -68,8 +68,6 @@ def breakdown(trial: RuleTrial) -> None:
     for num_clients, dim in ((7, 5), (11, 12)):
         num_byzantine = _counted_byzantine(trial, num_clients)
         honest = trial.rows(num_clients - num_byzantine, dim)
-        low, high = honest.min(axis=0), honest.max(axis=0)
-        reach = 10 * float((high - low).max())
         # The square of 1e30 does not fit into float32.
         for dtype in (np.float64, np.float32):
             pasts: list[dict[str, Any]] = [{}]
@@ -78,13 +76,18 @@ def breakdown(trial: RuleTrial) -> None:
             for bad in _byzantine_rows(trial, num_byzantine, dim):
                 one = Round(np.concatenate([bad, honest]).astype(dtype), num_byzantine)
                 for past in pasts:
-                    update = as_array(trial.run(one, **past).update)
-                    is_near = bool(np.all((update >= low - reach) & (update <= high + reach)))
-                    seen = (
-                        f"update {update.tolist()}, honest from {low.tolist()} to {high.tolist()}"
-                    )
                     after = f"after {GOOD_ROUNDS} rounds near the honest mean: " if past else ""
-                    require(is_near, f"{after}{one}", seen)
+                    update = as_array(trial.run(one, **past).update)
+                    _require_near(update, honest, f"{after}{one}")
+
+
+def _require_near(update: Array, honest: Array, given: object) -> None:
+    """Raise unless an update is at most ten times as far from the honest rows as they reach."""
+    low, high = honest.min(axis=0), honest.max(axis=0)
+    reach = 10 * float((high - low).max())
+    is_near = bool(np.all((update >= low - reach) & (update <= high + reach)))
+    seen = f"update {update.tolist()}, honest from {low.tolist()} to {high.tolist()}"
+    require(is_near, given, seen)
 
 
 def geometric_scales(trial: RuleTrial) -> None:
@@ -96,18 +99,13 @@ def geometric_scales(trial: RuleTrial) -> None:
     for num_clients, dim in ((7, 5), (11, 12), (15, 9)):
         num_byzantine = _counted_byzantine(trial, num_clients)
         honest = trial.rows(num_clients - num_byzantine, dim)
-        low, high = honest.min(axis=0), honest.max(axis=0)
-        reach = 10 * float((high - low).max())
         steps = np.arange(num_byzantine)[:, None]
         signs = np.where(steps % 2 == 0, 1.0, -1.0)
         for first, ratio in SCALES:
             for sign in (1.0, signs):
                 bad = sign * np.full((num_byzantine, dim), first) / ratio**steps
                 one = Round(np.concatenate([bad, honest]), num_byzantine)
-                update = trial.update(one)
-                is_near = bool(np.all((update >= low - reach) & (update <= high + reach)))
-                seen = f"update {update.tolist()}, honest from {low.tolist()} to {high.tolist()}"
-                require(is_near, one, seen)
+                _require_near(trial.update(one), honest, one)
 
 
 def _after_good_rounds(
