@@ -70,6 +70,7 @@ def test_every_rule_has_the_verdict_that_it_has_in_memory(text):
     rtol = 1e-4 if text == "norm-filter(dnc, factor=1)" else rtol
     aggregator = assert_same(rule, rows, num_byzantine=f, seed=5, rtol=rtol)
     assert aggregator.reasons == {3: "NaN, infinity or too large numbers at coordinate 1700"}
+    assert np.isnan(aggregator.norms).nonzero()[0].tolist() == [3]
 
 
 HARD = {
