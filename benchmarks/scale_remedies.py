@@ -15,7 +15,7 @@ import torch
 from timing import circumstances, write_json
 
 import outvote as ov
-from outvote.ops.select import average_of_smallest
+from outvote.ops.order import average_of_smallest
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import torch
 from torch import Generator, Tensor
 
 from ops_case import Case
-from outvote.ops import eigen, groups, order, pairs, rows, select
-from outvote.ops.keyed_order import KeyedOrder
+from outvote.ops import eigen, groups, order, pairs, rows
+from outvote.ops.groups import KeyedOrder
 from outvote.seeding import RandomStream
 
 Make = Callable[[Generator, torch.dtype], tuple[Any, ...]]
@@ -343,15 +343,15 @@ CASES = {
     "nearest": Case(nearest_mean, NEAREST, MEANS),
     "nearest_and_counts": Case(order.mean_nearest_median_and_counts, whole(NEAREST), MEANS),
     "smallest": Case(
-        select.smallest, with_more(all_scores(), lambda v, _: (max(1, v.shape[-1] // 2),)), {}
+        order.smallest, with_more(all_scores(), lambda v, _: (max(1, v.shape[-1] // 2),)), {}
     ),
     "average_of_smallest": Case(
-        select.average_of_smallest,
+        order.average_of_smallest,
         with_more(all_scores(), lambda v, _: (max(1, v.shape[-1] // 3),)),
         {},
     ),
     "select_one_by_one": Case(
-        select.select_one_by_one,
+        order.select_one_by_one,
         {
             f"{clients} {are_tied}": partial(squared_distances, clients, are_tied)
             for clients in (3, 7, 12, 50, 130)

@@ -17,9 +17,9 @@ import outvote as ov
 from calling import aggregate, inspect, update_of
 from outvote.rules.aggregate import num_from_fraction
 from outvote.rules.bucketing import bucket_matrix
+from outvote.rules.groups import balanced_sizes, ceil_sizes
 from outvote.rules.nnm import neighbour_matrix
 from outvote.rules.signguard import filter_rows
-from outvote.rules.split import balanced_sizes, ceil_sizes
 
 ATTACK_NAMES = runpy.run_path(str(Path(__file__).with_name("test_golden_attacks.py")))["ALL"]
 

@@ -14,7 +14,7 @@ import torch
 
 from bad_replies import HandMadeGrid
 from benches import own_suite
-from outvote.ops import threads as pools
+from outvote.ops import process as pools
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALL = {

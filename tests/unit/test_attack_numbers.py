@@ -7,8 +7,8 @@ import torch
 import outvote as ov
 from outvote.attacks.context import AttackContext
 from outvote.attacks.run_attack import run_attack
-from outvote.ops.memory import fresh
 from outvote.ops.moments import PIECE, inner_products
+from outvote.ops.process import fresh
 from outvote.seeding import RandomStream
 
 H = np.random.default_rng(3).normal(size=(8, 6)) + 1

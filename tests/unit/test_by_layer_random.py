@@ -6,8 +6,8 @@ import torch
 
 import outvote as ov
 from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.groups import draw_split, groups_of_layers
 from outvote.rules.rule import RoundInfo
-from outvote.rules.split import draw_split, groups_of_layers
 from outvote.seeding import RandomStream
 
 ALEXNET = (23232, 64, 307200, 192, 663552, 384, 884736, 256, 589824, 256, 2560, 10)

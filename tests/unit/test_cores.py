@@ -15,7 +15,7 @@ from torch import nn
 
 import outvote as ov
 from outvote.errors import OutvoteWarning
-from outvote.ops import threads
+from outvote.ops import process
 from outvote.seeding import RandomStream
 from outvote.training.batches import draw_batches
 from outvote.training.choose_trainer import choose_trainer
@@ -38,11 +38,11 @@ pytestmark = pytest.mark.skipif(
 def two_cores(monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    threads._pool.cache_clear()
+    process._pool.cache_clear()
     monkeypatch.setattr(SECONDS, 0.0)
     yield
     torch.set_num_threads(before)
-    threads._pool.cache_clear()
+    process._pool.cache_clear()
 
 
 def drawn(*shape, num=200):
@@ -221,7 +221,7 @@ def test_each_process_has_a_core_of_its_own():
 
 def test_threads_of_torch_leave_the_cores_to_the_processes():
     torch.ones(1 << 20).add_(1)
-    threads.free_cores()
+    process.free_cores()
     before = time.process_time()
     time.sleep(0.02)
     assert time.process_time() - before < 0.004  # Without, the other thread spins for 0.008.

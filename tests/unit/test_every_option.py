@@ -13,8 +13,8 @@ from every_rule import EVERY_RULE, WRAPPED
 from federations import make_runs, samples
 from outvote.engine.reference import ReferenceRun
 from outvote.engine.simulation import first_state, make_run_stack, simulate
+from outvote.rules.groups import SPLITS
 from outvote.rules.rule_spec import RULES
-from outvote.rules.split import SPLITS
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.stacked_trainer import StackedTrainer
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote.ops import memory as fresh
 from outvote.ops import native
+from outvote.ops import process as fresh
 
 CPU = torch.device("cpu")
 MANY = fresh.SMALLEST_KEPT // 4

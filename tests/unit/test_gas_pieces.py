@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote.ops import select
+from outvote.ops import order
 from outvote.rules import groups, values
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import AffineRule, RoundInfo
@@ -40,7 +40,7 @@ class LooksFirst(AffineRule):
         variance = matrix.columns.double().var(dim=-2)
         far = matrix.squared_distances.double().sum(dim=-1) + variance
         num_kept = matrix.num_clients - info.num_byzantine
-        return ov.Aggregation(weights=select.average_of_smallest(far, num_kept))
+        return ov.Aggregation(weights=order.average_of_smallest(far, num_kept))
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ import torch
 
 import outvote as ov
 from outvote.ops import door
-from outvote.ops.keyed_order import (
+from outvote.ops.groups import (
     LARGEST_SIZE,
     LARGEST_SORTED,
     KeyedOrder,
     SortedOrder,
     draw_order,
 )
-from outvote.rules.split import draw_split
+from outvote.rules.groups import draw_split
 from outvote.seeding import LARGEST_WITH_SHORT_DRAWS, RandomStream
 
 CPU = torch.device("cpu")

@@ -18,9 +18,9 @@ import torch
 
 import ops_rules
 import outvote as ov
-from outvote.ops import door, eigen, groups, native, select
-from outvote.ops.keyed_order import NUM_ROUNDS, KeyedOrder, draw_order
-from outvote.rules.split import balanced_sizes
+from outvote.ops import door, eigen, groups, native, order
+from outvote.ops.groups import NUM_ROUNDS, KeyedOrder, draw_order
+from outvote.rules.groups import balanced_sizes
 from outvote.seeding import RandomStream
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +134,7 @@ def test_bulyan_selects_as_with_exact_sums(num_clients, collusion, level):
             # Distances of copies are equal, or differ by more than the last bits.
             far = far.float()
         num = num_clients - 2 * num_byzantine
-        found = select.select_one_by_one(far, num, num_byzantine)
+        found = order.select_one_by_one(far, num, num_byzantine)
         wanted = [selected(each, num, num_byzantine) for each in far.double().tolist()]
         assert [each.nonzero().flatten().tolist() for each in found] == wanted
 

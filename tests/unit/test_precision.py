@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote.ops import precision
-from outvote.ops.precision import exact_products, fast_products, plain_torch, products_in
+from outvote.ops import process
+from outvote.ops.process import exact_products, fast_products, plain_torch, products_in
 
 CPU = torch.device("cpu")
 
@@ -21,8 +21,8 @@ def setting(monkeypatch):
         fp32_precision = "tf32"
 
     layers = Setting()
-    settings = precision._Settings([Setting(), layers])
-    monkeypatch.setattr(precision, "_settings", lambda _: settings)
+    settings = process._Settings([Setting(), layers])
+    monkeypatch.setattr(process, "_settings", lambda _: settings)
     return settings.backends
 
 
@@ -63,7 +63,7 @@ def test_kernels_start_on_the_gpu_that_has_the_values(device, is_changed, monkey
         yield
         current.pop()
 
-    monkeypatch.setattr(precision, "on_gpu", on_gpu)
+    monkeypatch.setattr(process, "on_gpu", on_gpu)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
     for _ in range(2):
         with plain_torch(torch.device(device)):

@@ -13,7 +13,7 @@ import outvote as ov
 from outvote.engine.federation import make_federation
 from outvote.engine.run_stack import Run
 from outvote.engine.simulation import first_state, make_run_stack, simulate
-from outvote.ops.keyed_order import LARGEST_SORTED
+from outvote.ops.groups import LARGEST_SORTED
 from outvote.results.round import Round
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.samples import ByteImages

@@ -7,7 +7,7 @@ import torch
 import calling
 import outvote as ov
 from every_rule import EVERY_RULE, cases
-from outvote.ops.select import select_one_by_one
+from outvote.ops.order import select_one_by_one
 from outvote.rules.aggregate import aggregate
 from outvote.rules.sample_counts import COUNT_CAP, bounded, capped_counts
 

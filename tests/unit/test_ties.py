@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote.ops import door, native, select
+from outvote.ops import door, native, order
 
 WAYS = ["torch", *(name for name in ("0", "3", "4") if name <= (native.level() or ""))]
 
@@ -55,9 +55,9 @@ def test_one_huge_row_makes_no_ties_of_others(rule, way):
 @pytest.mark.parametrize("device_scores", [torch.float32, torch.float64])
 def test_equal_scores_go_to_the_lower_index(device_scores, device):
     scores = torch.tensor([[3.0, 1.0, 2.0, 1.0, 2.0]], dtype=device_scores, device=device)
-    assert select.smallest(scores, 3).tolist() == [[False, True, True, True, False]]
-    assert select.average_of_smallest(scores, 4).tolist() == [[0, 0.25, 0.25, 0.25, 0.25]]
-    assert select.order(scores).tolist() == [[1, 3, 2, 4, 0]]
+    assert order.smallest(scores, 3).tolist() == [[False, True, True, True, False]]
+    assert order.average_of_smallest(scores, 4).tolist() == [[0, 0.25, 0.25, 0.25, 0.25]]
+    assert order.order(scores).tolist() == [[1, 3, 2, 4, 0]]
 
 
 def test_scores_that_differ_by_rounding_are_equal_and_others_are_not(device):
@@ -65,16 +65,16 @@ def test_scores_that_differ_by_rounding_are_equal_and_others_are_not(device):
     scores = torch.tensor(
         [[third * (1 + 2e-15), third, 1e60, 1e76, third * (1 + 1e-11)]], dtype=torch.float64
     )
-    first = select.smallest(scores.to(device), 1)
+    first = order.smallest(scores.to(device), 1)
     assert first.tolist() == [[True, False, False, False, False]]
-    assert select.order(scores.to(device)).tolist() == [[0, 1, 4, 2, 3]]
+    assert order.order(scores.to(device)).tolist() == [[0, 1, 4, 2, 3]]
 
 
 def test_rounding_keeps_signs_zeros_and_infinities():
     values = torch.tensor([0.0, -0.0, 1.0, -1.0, torch.inf, -torch.inf, 5e-324, 1e300])
-    rounded = select.ranked(values)
+    rounded = order.ranked(values)
     assert rounded[:6].equal(values[:6].double())
     assert torch.signbit(rounded[1])
     numbers = torch.linspace(1, 2, 1001, dtype=torch.float64)
-    far = (select.ranked(numbers) - numbers).abs()
+    far = (order.ranked(numbers) - numbers).abs()
     assert 0 < float(far.max()) <= 2.0**-40

@@ -11,11 +11,9 @@ from outvote.attacks.positions import Positions
 from outvote.axes import PerClient, PerCoordinate, Rows
 from outvote.errors import check_choice, plural, was
 from outvote.flat import finite_rows, to_float
-from outvote.ops.memory import fresh, on_device
 from outvote.ops.moments import Measured, Request, distances, measure
-from outvote.ops.precision import work_dtype
+from outvote.ops.process import fresh, lazy, on_device, work_dtype
 from outvote.ops.rows import row_norms
-from outvote.ops.threads import lazy
 from outvote.seeding import RandomStream
 
 SPREADS = ("population", "sample", "variance")

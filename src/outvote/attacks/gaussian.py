@@ -11,9 +11,7 @@ from outvote.attacks.attack import Attack, AttackOutput
 from outvote.attacks.context import AttackContext
 from outvote.attacks.parameters import check_number
 from outvote.axes import Rows
-from outvote.ops.memory import fresh
-from outvote.ops.precision import work_dtype
-from outvote.ops.threads import mapped
+from outvote.ops.process import fresh, mapped, work_dtype
 
 Fill = Callable[[Tensor, Generator, int], object]
 

@@ -15,7 +15,7 @@ from outvote.attacks.line_search import LineSearch, strongest_factor
 from outvote.attacks.parameters import check_count, check_number, check_reference_set, check_sign
 from outvote.axes import PerCoordinate, Rows
 from outvote.errors import check_choice
-from outvote.ops.memory import on_device
+from outvote.ops.process import on_device
 
 
 @final

@@ -10,7 +10,7 @@ from outvote.attacks.attack import AttackOutput
 from outvote.attacks.context import AttackContext, in_range
 from outvote.axes import Rows
 from outvote.ops.moments import norm
-from outvote.ops.precision import work_dtype
+from outvote.ops.process import work_dtype
 
 # Differences of two updates that are no more than rounding.
 NOISE = 8

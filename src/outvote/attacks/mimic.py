@@ -12,7 +12,7 @@ from outvote.attacks.parameters import check_count
 from outvote.axes import PerClient, PerCoordinate, Rows
 from outvote.errors import check_kind
 from outvote.ops.moments import Tile, along, summed, weighted_sum
-from outvote.ops.precision import work_dtype
+from outvote.ops.process import work_dtype
 
 
 @final

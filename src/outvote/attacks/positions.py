@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from outvote.axes import Rows
-from outvote.ops.memory import fresh
+from outvote.ops.process import fresh
 
 
 class Positions:

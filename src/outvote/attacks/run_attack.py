@@ -20,8 +20,7 @@ from outvote.attacks.positions import Positions
 from outvote.axes import PerCoordinate, Rows
 from outvote.errors import OutvoteWarning, plural
 from outvote.flat import Layout, Received, as_tensor, receive
-from outvote.ops.memory import fresh
-from outvote.ops.precision import plain_torch, work_dtype
+from outvote.ops.process import fresh, plain_torch, work_dtype
 from outvote.seeding import RandomStream, Seed, seed_from
 
 LARGEST_COUNT = 2**31 - 1

@@ -169,7 +169,7 @@ def find_device(name: str, *, must_be_here: bool = True) -> "torch.device":
 
 def threads_each(num_processes: int) -> int:
     """Return how many threads each of so many processes has."""
-    from outvote.ops.threads import num_cores
+    from outvote.ops.process import num_cores
 
     return max(1, num_cores() // num_processes)
 

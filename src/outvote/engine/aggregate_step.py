@@ -7,8 +7,7 @@ from torch import Tensor
 
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State
-from outvote.ops.memory import run_index
-from outvote.ops.precision import plain_torch
+from outvote.ops.process import plain_torch, run_index
 from outvote.rules.aggregate import Batch
 from outvote.rules.aggregate import aggregate as aggregate_batch
 from outvote.rules.rule import Aggregation, known

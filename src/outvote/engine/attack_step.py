@@ -12,7 +12,7 @@ from outvote.attacks.run_attack import craft_rows
 from outvote.engine.aggregate_step import ask_rule
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import Run, RunStack, State
-from outvote.ops.memory import on_device, run_index
+from outvote.ops.process import on_device, run_index
 from outvote.rules.rule import known
 from outvote.training.trainer import LocalUpdates
 

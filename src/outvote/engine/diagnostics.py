@@ -13,7 +13,7 @@ from outvote.engine.run_stack import RunStack, State
 from outvote.metrics.certificate import bound_factor, certificate
 from outvote.metrics.passes import ClientPass, LocalPass, compare_clients, measure_theory
 from outvote.metrics.theory import GASBound, squared_rule_bound
-from outvote.ops.precision import plain_torch
+from outvote.ops.process import plain_torch
 from outvote.results.round import Diagnostics, Theory
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.gas import GAS

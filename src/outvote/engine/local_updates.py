@@ -11,7 +11,7 @@ from outvote.attacks.attack import Attack
 from outvote.attacks.run_attack import poison_batch
 from outvote.engine.participants import Participants
 from outvote.engine.run_stack import RunStack, State
-from outvote.ops.memory import on_device
+from outvote.ops.process import on_device
 from outvote.seeding import RandomStream
 from outvote.server.buffers import buffer_changes
 from outvote.training.batch_norm import MIN_BATCH

@@ -12,7 +12,7 @@ from outvote.attacks.attack import Attack
 from outvote.engine.client_accuracy import ClientTests
 from outvote.engine.federation import Federation
 from outvote.errors import check_choice
-from outvote.ops.memory import on_device
+from outvote.ops.process import on_device
 from outvote.rules.aggregate import num_from_fraction
 from outvote.rules.rule import Rule
 from outvote.seeding import RandomStream

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outvote.engine.participants import Participants, remember_scores
 from outvote.engine.run_stack import RunStack, State
-from outvote.ops.memory import on_device
+from outvote.ops.process import on_device
 from outvote.rules.rule import Aggregation, known
 from outvote.server.buffers import merge_buffers, move_buffers
 from outvote.server.step import step

@@ -23,8 +23,7 @@ from outvote.experiment.plan import Job, Plan, RunEnd, stack_key
 from outvote.experiment.run_spec import RunSpec
 from outvote.experiment.stack_run import OpenRun, StackRun, make_audit
 from outvote.loading import user_line
-from outvote.ops.memory import is_out_of_memory
-from outvote.ops.precision import on_gpu
+from outvote.ops.process import is_out_of_memory, on_gpu
 from outvote.results.audit_log import AUDIT_NAME
 from outvote.results.check import CheckedRun
 from outvote.results.disk import BusyError, StoreError

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor
 
-from outvote.ops.threads import CPU
+from outvote.ops.process import CPU
 
 Result = TypeVar("Result")
 # The backend of a GPU ends the whole program at its own limit: this long after ours.

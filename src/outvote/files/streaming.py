@@ -19,9 +19,8 @@ from torch import Tensor
 from outvote.files.processes import Processes
 from outvote.files.safetensors_file import UnusableFile
 from outvote.files.sources import Source, open_source
-from outvote.ops.precision import plain_torch
+from outvote.ops.process import CPU, mapped, plain_torch
 from outvote.ops.rows import inner_products
-from outvote.ops.threads import CPU, mapped
 from outvote.rules.aggregate import (
     Batch,
     OneRound,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from outvote.files.sources import ArraySource, MovedSource, Source
 from outvote.flower.model_record import ExpectedArray, SentModel
-from outvote.ops.threads import mapped
+from outvote.ops.process import mapped
 from outvote.rules.values import squared_norms
 from outvote.server.replies import (
     NOT_FINITE,

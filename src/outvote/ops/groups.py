@@ -2,10 +2,20 @@
 
 A split is given by a random order of the coordinates for each run (or one for all runs), which is
 cut into groups.
+
+Random orders that are the same on every device; large ones come from small tables, unsorted.
+
+The positions of `size` things are the cells of a matrix of `num_rows` x `num_columns`, in reading
+order. A round rotates every row by a shift of its own, or every column: each is a bijection (a
+Feistel network with addition). The shifts are drawn by Philox, on the host or by a GPU: its numbers
+are the same everywhere. Why six rounds, and how it was tested: docs/decisions/0014.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
+from math import isqrt
+from typing import ClassVar, final
 
 import numpy as np
 import torch
@@ -13,8 +23,182 @@ from torch import Tensor
 
 from outvote.axes import Columns, Pairs, Rows
 from outvote.ops.door import backend
-from outvote.ops.keyed_order import KeyedOrder, SortedOrder
-from outvote.ops.threads import mapped
+from outvote.ops.process import CPU, lazy, mapped
+
+NUM_ROUNDS = 6
+# Up to here all orders are equally likely, and sorting takes less than a millisecond.
+LARGEST_SORTED = 8_192
+# Cells of the matrix are numbered with 31 bits, and with more where they are asked for in parts.
+LARGEST_SIZE = 2**31 - 2**16
+LARGEST_IN_PARTS = 2**50
+# Shorter steps fit the cache of a core better, but then two cores were hardly faster than one.
+AT_ONCE = 1 << 18
+HALF = np.uint64(32)
+
+
+def draw_order(size: int, seed: int, *, largest: int = LARGEST_SIZE) -> "SortedOrder | KeyedOrder":
+    """Draw the random order of `size` things of a seed of at most 64 bits."""
+    if size <= LARGEST_SORTED:
+        return SortedOrder.draw(size, seed)
+    return KeyedOrder.draw(size, seed, largest=largest)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SortedOrder:
+    """A random order of few things: random keys, sorted."""
+
+    table: Tensor
+    """The position of each thing, ``[size]`` int32 on the host."""
+    num_columns: ClassVar[int] = 0
+
+    @classmethod
+    def draw(cls, size: int, seed: int) -> "SortedOrder":
+        """Draw the order of a seed of at most 64 bits."""
+        keys = np.random.Philox(key=seed).random_raw(size)
+        positions = np.empty(size, np.int32)
+        positions[np.argsort(keys, kind="stable")] = np.arange(size, dtype=np.int32)
+        return cls(torch.from_numpy(positions))
+
+    def index(self, device: torch.device = CPU) -> Tensor:
+        """Return the thing at each position, ``[size]`` int32."""
+        return inverse(self.table).to(device)
+
+    def positions(self, device: torch.device = CPU) -> Tensor:
+        """Return the position of each thing, ``[size]`` int32."""
+        return self.table.to(device)
+
+    def positions_between(self, start: int, stop: int) -> np.ndarray:
+        """Return the positions of the things from `start` up to, not with, `stop`, on the host."""
+        between: np.ndarray = self.table[start:stop].numpy()
+        return between
+
+
+@final
+@dataclass(frozen=True)
+class KeyedOrder:
+    """A random order of many things, given by a seed, which its table of shifts is drawn from."""
+
+    size: int
+    seed: int
+    num_rounds: int = NUM_ROUNDS
+
+    @classmethod
+    def draw(
+        cls, size: int, seed: int, num_rounds: int = NUM_ROUNDS, *, largest: int = LARGEST_SIZE
+    ) -> "KeyedOrder":
+        """Draw the order of a seed of at most 64 bits.
+
+        Beyond `LARGEST_SIZE` only `positions_between` may be asked for.
+        """
+        if not 1 <= size <= largest:
+            raise ValueError(f"size must be from 1 to {largest}, got {size}.")
+        return cls(size, seed, num_rounds)
+
+    @lazy
+    def table(self) -> Tensor:
+        """The shifts of rows, columns, rows and so on, ``[rounds, columns]`` int32 on the host."""
+        num_rows, num_columns = self.num_rows, self.num_columns
+        raw = np.random.Philox(key=self.seed).random_raw(self.num_rounds * num_columns)
+        bounds = np.resize(np.array([num_columns, num_rows], np.uint64), (self.num_rounds, 1))
+        # The upper half as a fraction of the bound: uneven by one part in 2^32 / num_columns.
+        drawn = ((raw.reshape(self.num_rounds, -1) >> HALF) * bounds) >> HALF
+        return torch.from_numpy(drawn.astype(np.int32))
+
+    @lazy
+    def num_rows(self) -> int:
+        """The rows of the matrix; fewer cells than one row has are beyond the last thing."""
+        return isqrt(self.size)
+
+    @lazy
+    def num_columns(self) -> int:
+        """The columns of the matrix."""
+        return -(-self.size // self.num_rows)
+
+    def index(self, device: torch.device = CPU) -> Tensor:
+        """Return the thing at each position, ``[size]`` int32, worked out on a device."""
+        return inverse(self.positions(device))
+
+    def positions(self, device: torch.device = CPU) -> Tensor:
+        """Return the position of each thing, ``[size]`` int32."""
+        if device.type == "cpu" and self.num_rounds == NUM_ROUNDS:
+            return torch.from_numpy(self.positions_between(0, self.size))
+        return self._walked(torch.arange(self.size, device=device)).int()
+
+    def positions_between(self, start: int, stop: int) -> np.ndarray:
+        """Return the positions of the things from `start` up to, not with, `stop`, on the host.
+
+        Uses one core and memory for what it returns: files are read some coordinates at a time.
+        """
+        num_columns = self.num_columns
+        first, last = start // num_columns, -(-stop // num_columns)
+        kind = np.int32 if self.size <= LARGEST_SIZE else np.int64
+        cells = np.empty((last - first, num_columns), kind)
+        step = max(1, min(last - first, AT_ONCE // num_columns))
+        buffers = np.empty((3, step, num_columns), np.uint32)
+        for row in range(first, last, step):
+            _write_positions(self, row, cells[row - first : row - first + step], buffers)
+        result = cells.reshape(-1)[start - first * num_columns : stop - first * num_columns]
+        is_beyond = np.flatnonzero(result >= self.size)
+        if len(is_beyond):
+            beyond = torch.from_numpy(result[is_beyond]).long()
+            result[is_beyond] = self._walked(beyond).numpy()
+        return result
+
+    def _walked(self, cells: Tensor) -> Tensor:
+        """Move cells back by all rounds, and those beyond the last thing again until none is."""
+        shifts = self.table.to(cells.device, non_blocking=True)
+        cells = self._moved_back(cells, shifts)
+        while bool((is_beyond := cells >= self.size).any()):
+            cells = torch.where(is_beyond, self._moved_back(cells, shifts), cells)
+        return cells
+
+    def _moved_back(self, cells: Tensor, shifts: Tensor) -> Tensor:
+        row, column = cells // self.num_columns, cells % self.num_columns
+        for number in reversed(range(len(shifts))):
+            if number % 2 == 0:
+                column = (column - shifts[number][row]) % self.num_columns
+            else:
+                row = (row - shifts[number][column]) % self.num_rows
+        return row * self.num_columns + column
+
+
+def _write_positions(order: KeyedOrder, first: int, cells: np.ndarray, buffers: np.ndarray) -> None:
+    """Write the positions of the cells of some rows from `first` on: the rounds moved back."""
+    row, column, shift = some = buffers[:, : len(cells)]
+    row_at, column_at, shift_at = torch.from_numpy(some.view(np.int32)).flatten(1)
+    bounds = np.uint32(order.num_columns), np.uint32(order.num_rows)
+    # The last round moves columns: all cells of a column by one shift, without a lookup.
+    row[:] = np.arange(first, first + len(cells), dtype=np.uint32)[:, None]
+    column[:] = np.arange(order.num_columns, dtype=np.uint32)
+    shift[:] = order.table[-1].numpy()
+    _move_back(row, shift, bounds[1])
+    for number in reversed(range(len(order.table) - 1)):
+        at, moved = (row_at, column) if number % 2 == 0 else (column_at, row)
+        torch.index_select(order.table[number], 0, at, out=shift_at)
+        _move_back(moved, shift, bounds[number % 2])
+    if cells.dtype == np.int64:
+        np.multiply(row, np.int64(order.num_columns), out=cells)
+        cells += column
+        return
+    np.multiply(row, bounds[0], out=row)
+    np.add(row, column, out=cells.view(np.uint32))
+
+
+def _move_back(moved: np.ndarray, shift: np.ndarray, bound: np.uint32) -> None:
+    """Subtract, modulo the bound; `shift` is written over."""
+    np.subtract(moved, shift, out=moved)
+    # Without a sign, what falls below 0 becomes huge, and the bound added makes it right.
+    np.add(moved, bound, out=shift)
+    np.minimum(moved, shift, out=moved)
+
+
+def inverse(positions: Tensor) -> Tensor:
+    """Return the thing at each position, int32."""
+    index = torch.empty_like(positions)
+    things = torch.arange(len(index), dtype=index.dtype, device=index.device)
+    return index.scatter_(0, positions.long(), things)
+
 
 Orders = Sequence[KeyedOrder | SortedOrder]
 Sizes = tuple[int, int, int, int]

@@ -15,7 +15,7 @@ from torch import Tensor
 from outvote.axes import Pairs, PerClient, PerCoordinate, Rows
 from outvote.ops.door import backend
 from outvote.ops.pairs import long_products
-from outvote.ops.threads import mapped
+from outvote.ops.process import mapped
 
 # Values of a tile: it stays in the last cache, and is large beside the cost of calling torch; a GPU
 # wants large pieces.

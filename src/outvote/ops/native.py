@@ -19,12 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outvote.axes import Columns, Pairs, PerClient, Rows
-from outvote.ops.groups import Sizes
-from outvote.ops.keyed_order import KeyedOrder
-from outvote.ops.memory import scratch
+from outvote.ops.groups import KeyedOrder, Sizes
 from outvote.ops.network import comparators
 from outvote.ops.order import Among, Found, median_ranks, nearest_values
-from outvote.ops.threads import CPU, mapped
+from outvote.ops.process import CPU, mapped, scratch
 
 FOLDER = Path(__file__).parent
 # As in native.c: numbers of a line of the cache and of half a line, coordinates at once.

@@ -20,7 +20,7 @@ from torch import Tensor
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
 from outvote.ops import order
 from outvote.ops.door import backend
-from outvote.ops.precision import work_dtype
+from outvote.ops.process import work_dtype
 
 # Below this share of the subtracted terms a difference has lost too many digits.
 CANCELLATION = {torch.float32: 1e-4, torch.float64: 1e-10}

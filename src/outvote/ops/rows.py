@@ -10,7 +10,7 @@ from torch import Tensor
 from outvote.axes import Columns, PerClient, PerCoordinate, Rows
 from outvote.ops.door import backend
 from outvote.ops.pairs import long_products
-from outvote.ops.precision import work_dtype
+from outvote.ops.process import work_dtype
 
 # Values that are converted to float64 at once.
 AT_ONCE = 1 << 26

@@ -19,9 +19,9 @@ from torch import Tensor
 from outvote.axes import Rows
 from outvote.errors import TooManyByzantine, check_choice
 from outvote.flat import as_vector, receive, to_float
-from outvote.ops.memory import on_device
-from outvote.ops.precision import plain_torch, work_dtype
+from outvote.ops.process import on_device, plain_torch, work_dtype
 from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.groups import Split, explicit_split
 from outvote.rules.rule import (
     Aggregation,
     RoundInfo,
@@ -38,7 +38,6 @@ from outvote.rules.sample_counts import (
     check_cap,
     check_counts,
 )
-from outvote.rules.split import Split, explicit_split
 from outvote.rules.values import (
     InMemory,
     RowFacts,

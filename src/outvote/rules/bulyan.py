@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from outvote.errors import check_choice
-from outvote.ops import select
 from outvote.ops.order import (
     Among,
     mean_nearest_median,
     mean_nearest_median_and_counts,
     nearest_portions,
+    select_one_by_one,
+    smallest,
     weighted_reduction,
 )
 from outvote.rules.client_matrix import ClientMatrix
@@ -85,5 +86,5 @@ class Bulyan(Rule):
         if self.selection == "one-shot":
             num_neighbours = max(1, matrix.num_clients - num_byzantine - 2)
             scores = krum_scores(matrix.squared_distances, num_neighbours, 2)
-            return select.smallest(scores, num_selected)
-        return select.select_one_by_one(matrix.squared_distances, num_selected, num_byzantine)
+            return smallest(scores, num_selected)
+        return select_one_by_one(matrix.squared_distances, num_selected, num_byzantine)

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from outvote.axes import Columns, Mixture, Pairs, PerClient, PerCoordinate, Rows
 from outvote.ops import order, pairs
 from outvote.ops import rows as row_ops
-from outvote.ops.precision import work_dtype
-from outvote.ops.threads import lazy
+from outvote.ops.process import lazy, work_dtype
 from outvote.rules.values import InMemory, Values
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 
 from outvote.axes import PerClient
 from outvote.ops.eigen import leading_projections
-from outvote.ops.select import average_of_smallest, smallest
+from outvote.ops.order import average_of_smallest, smallest
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import AffineRule, Aggregation, RoundInfo, Traits
 from outvote.seeding import RandomStream

@@ -7,7 +7,7 @@ import torch
 
 from outvote.axes import Columns, PerClient, PerCoordinate
 from outvote.flat import to_float
-from outvote.ops.precision import work_dtype
+from outvote.ops.process import work_dtype
 from outvote.ops.rows import inner_products
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits, known

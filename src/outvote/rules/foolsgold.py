@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outvote.axes import Pairs, PerClient
 from outvote.flat import LARGEST
-from outvote.ops.precision import work_dtype
+from outvote.ops.process import work_dtype
 from outvote.ops.rows import row_norms
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import Aggregation, RoundInfo, Rule, Traits

@@ -5,10 +5,10 @@ from functools import cache
 from typing import ClassVar, final
 
 from outvote.axes import PerClient
-from outvote.ops.select import average_of_smallest
+from outvote.ops.order import average_of_smallest
 from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.groups import check_split
 from outvote.rules.rule import Aggregation, RoundInfo, Traits, Wrapper, reduction
-from outvote.rules.split import check_split
 
 
 @final

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from outvote.axes import Pairs, PerClient
-from outvote.ops.order import sum_of_smallest
-from outvote.ops.select import average_of_smallest
+from outvote.ops.order import average_of_smallest, sum_of_smallest
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import AffineRule, Aggregation, RoundInfo
 

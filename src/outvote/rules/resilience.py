@@ -13,13 +13,13 @@ from outvote.errors import check_kind
 from outvote.rules.bulyan import Bulyan
 from outvote.rules.gas import GAS
 from outvote.rules.geometric_median import GeometricMedian
+from outvote.rules.groups import BY_LAYER
 from outvote.rules.krum import Krum, MultiKrum
 from outvote.rules.mda import MDA
 from outvote.rules.meamed import MeaMed
 from outvote.rules.median import Median
 from outvote.rules.rule import Rule
 from outvote.rules.rule_spec import make_rule
-from outvote.rules.split import BY_LAYER
 from outvote.rules.trimmed_mean import TrimmedMean
 
 Kind = Literal["published", "derived", "none"]

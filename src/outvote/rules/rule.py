@@ -22,8 +22,8 @@ from outvote.errors import NAMES_OF_F, an, belongs_to_call, no_argument, warn_no
 from outvote.flat import to_float
 from outvote.ops.order import counts_between
 from outvote.rules.client_matrix import ClientMatrix
+from outvote.rules.groups import Split
 from outvote.rules.sample_counts import COUNT_CAP, mixed_counts
-from outvote.rules.split import Split
 from outvote.rules.values import StreamedVector
 from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream, Seed

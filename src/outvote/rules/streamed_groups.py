@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from outvote.axes import Columns, PerClient
-from outvote.ops.precision import exact_products
-from outvote.ops.threads import CPU
+from outvote.ops.process import CPU, exact_products
 from outvote.rules.client_matrix import ClientMatrix
-from outvote.rules.groups import Groups, Measure, Reduce
-from outvote.rules.split import OwnOrder, Split
+from outvote.rules.groups import Groups, Measure, OwnOrder, Reduce, Split
 from outvote.rules.values import InMemory, Stream
 
 # A tile of so many values is put in the order of the groups by one core.

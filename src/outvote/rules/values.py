@@ -15,9 +15,8 @@ from torch import Tensor
 
 from outvote.axes import Columns, PerCoordinate, Rows
 from outvote.flat import LARGEST, finite_rows
-from outvote.ops.precision import work_dtype
+from outvote.ops.process import CPU, lazy, mapped, work_dtype
 from outvote.ops.rows import row_norms
-from outvote.ops.threads import CPU, lazy, mapped
 
 # A tile of so many values stays in the cache of a core; a GPU takes larger ones.
 TILE_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}

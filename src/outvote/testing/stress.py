@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outvote.attacks.attack import Attack
 from outvote.attacks.parameters import check_count, check_number
-from outvote.ops.threads import mapped
+from outvote.ops.process import mapped
 from outvote.rules.rule import Rule
 from outvote.seeding import RandomStream
 

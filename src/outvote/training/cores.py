@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from outvote import forked
 from outvote.errors import OutvoteWarning
+from outvote.ops.process import mapped, may_share
 from outvote.ops.sgd import TINY
-from outvote.ops.threads import mapped, may_share
 from outvote.training.batches import Batches
 from outvote.training.known_layers import LAYERS, NotAcceptedError, check_known
 from outvote.training.layer_chain import LayerChain, is_chain

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from outvote.ops.memory import is_out_of_memory
+from outvote.ops.process import is_out_of_memory
 
 Result = TypeVar("Result")
 

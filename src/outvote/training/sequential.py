@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from outvote.ops.precision import products_in
+from outvote.ops.process import products_in
 from outvote.ops.sgd import TINY
 from outvote.training.generators import alone, seeded_generators
 from outvote.training.local_sgd import LocalSGD

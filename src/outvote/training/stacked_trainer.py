@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from outvote.data.array_dataset import IGNORED
 from outvote.errors import check_choice
-from outvote.ops.memory import on_device
-from outvote.ops.precision import products_for
+from outvote.ops.process import on_device, products_for
 from outvote.ops.sgd import take_step
 from outvote.training.batches import Batches
 from outvote.training.gpu_memory import even_size, how_many_fit, in_chunks

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from outvote.errors import check_choice
-from outvote.ops.precision import products_in
+from outvote.ops.process import products_in
 from outvote.ops.sgd import TINY, take_step
 from outvote.training.batches import Batches
 from outvote.training.dropout import Masks

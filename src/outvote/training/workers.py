@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from outvote.forked import end, fork, leave_to_parent
-from outvote.ops.threads import free_cores, stay_on_one_core
+from outvote.ops.process import free_cores, stay_on_one_core
 from outvote.training.batches import Batches
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.trainer import ClientTask, LocalUpdates, TrainOne, count_samples

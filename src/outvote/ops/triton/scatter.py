@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outvote.axes import Columns, Rows
-from outvote.ops.keyed_order import KeyedOrder
+from outvote.ops.groups import KeyedOrder
 from outvote.ops.triton import cdiv, next_power_of_2
 from outvote.ops.triton.layout import SECTOR
 
