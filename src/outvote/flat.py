@@ -44,18 +44,14 @@ def receive(gradients: Any, what: str = "gradients", who: str = "client") -> Rec
         if any(isinstance(gradient, Tensor) for gradient in gradients):
             gradients, is_tensor = _stack_vectors(gradients, who), True
     rows = as_tensor(gradients, what)
-    if rows.dim() != 2:
-        raise ValueError(
-            f"{what} must be a matrix [clients, dim], one row per {who}, got the shape "
-            f"{tuple(rows.shape)}; flatten each {who}'s gradient, or pass a list of dicts."
-        )
+    if rows.dim() != 2 or rows.numel() == 0:
+        raise _no_matrix(rows, what, who)
     dtype = rows.dtype
     notes: tuple[str, ...] = ()
     if dtype not in FLOATS:
         dtype = torch.float64
         notes = _promotion_notes([rows.dtype], dtype)
         rows = rows.to(dtype)
-    rows = _check_size(rows, what, who)
 
     def restore(vector: Tensor) -> Any:
         update = to_float(vector, dtype)
@@ -83,6 +79,8 @@ def _receive_named(gradients: Sequence[Any], who: str) -> Received:
     for k, named in enumerate(gradients[1:], 1):
         layout = layout.widened(named, f"{who} {k}")
     rows = torch.stack([layout.flatten(named, f"{who} {k}") for k, named in enumerate(gradients)])
+    if rows.numel() == 0:
+        raise _no_matrix(rows, "gradients", who)
 
     def to_vector(value: Any) -> Tensor:
         is_vector = isinstance(value, Tensor) and value.shape == rows.shape[1:]
@@ -90,7 +88,7 @@ def _receive_named(gradients: Sequence[Any], who: str) -> Received:
         return as_vector(vector, rows.device)
 
     return Received(
-        rows=_check_size(rows, "gradients", who),
+        rows=rows,
         restore=layout.unflatten,
         to_vector=to_vector,
         layer_sizes=layout.sizes,
@@ -121,13 +119,16 @@ def _stack_vectors(gradients: Sequence[Any], who: str) -> Tensor:
     return torch.stack([vector.to(dtype) for vector in vectors])
 
 
-def _check_size(rows: Tensor, what: str, who: str) -> Tensor:
-    if rows.numel() == 0:
-        raise ValueError(
-            f"{what} must hold at least one {who} and one coordinate, got the shape "
-            f"{tuple(rows.shape)}."
+def _no_matrix(rows: Tensor, what: str, who: str) -> ValueError:
+    if rows.dim() != 2:
+        return ValueError(
+            f"{what} must be a matrix [clients, dim], one row per {who}, got the shape "
+            f"{tuple(rows.shape)}; flatten each {who}'s gradient, or pass a list of dicts."
         )
-    return rows
+    return ValueError(
+        f"{what} must hold at least one {who} and one coordinate, got the shape "
+        f"{tuple(rows.shape)}."
+    )
 
 
 def _promotion_notes(dtypes: Sequence[torch.dtype], dtype: torch.dtype) -> tuple[str, ...]:

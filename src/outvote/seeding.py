@@ -98,7 +98,7 @@ class RandomStream:
 
     def derived(self) -> tuple[int, ...]:
         """Return one seed per run, for code that draws from generators of its own."""
-        return tuple(self._derive(seed) for seed in self.seeds)
+        return tuple(map(self._derive, self.seeds))
 
     def _generator(self, seed: int, device: torch.device) -> torch.Generator:
         return torch.Generator(device).manual_seed(self._derive(seed))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,8 @@ def children(process=None):
     process = process or os.getpid()
     found = []
     for path in Path(f"/proc/{process}/task").iterdir():
-        found += [int(word) for word in (path / "children").read_text().split()]
+        with suppress(FileNotFoundError):  # A thread that has just ended.
+            found += [int(word) for word in (path / "children").read_text().split()]
     return found
 
 

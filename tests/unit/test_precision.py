@@ -40,15 +40,15 @@ def _modes() -> tuple[bool, bool, bool]:
 
 @pytest.mark.parametrize(
     "mode",
-    [torch.enable_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)],
+    [torch.enable_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)],
     ids=["gradients", "inference", "autocast"],
 )
 def test_the_modes_of_a_caller_are_left_behind_and_come_back(mode):
-    with mode:
+    with mode():
         before = _modes()
         with plain_torch(CPU):
             assert _modes() == (False, False, False)
-            with mode, plain_torch(CPU):
+            with mode(), plain_torch(CPU):
                 assert _modes() == (False, False, False)
         assert _modes() == before
 

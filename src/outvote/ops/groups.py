@@ -12,7 +12,7 @@ are the same everywhere. Why six rounds, and how it was tested: docs/decisions/0
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from math import isqrt
 from typing import ClassVar, final
@@ -82,6 +82,14 @@ class KeyedOrder:
     size: int
     seed: int
     num_rounds: int = NUM_ROUNDS
+    num_rows: int = field(init=False, compare=False, repr=False)
+    num_columns: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Lay out the matrix; fewer cells than one row has are beyond the last thing."""
+        num_rows = isqrt(self.size)
+        object.__setattr__(self, "num_rows", num_rows)
+        object.__setattr__(self, "num_columns", -(-self.size // num_rows))
 
     @classmethod
     def draw(
@@ -104,16 +112,6 @@ class KeyedOrder:
         # The upper half as a fraction of the bound: uneven by one part in 2^32 / num_columns.
         drawn = ((raw.reshape(self.num_rounds, -1) >> HALF) * bounds) >> HALF
         return torch.from_numpy(drawn.astype(np.int32))
-
-    @lazy
-    def num_rows(self) -> int:
-        """The rows of the matrix; fewer cells than one row has are beyond the last thing."""
-        return isqrt(self.size)
-
-    @lazy
-    def num_columns(self) -> int:
-        """The columns of the matrix."""
-        return -(-self.size // self.num_rows)
 
     def index(self, device: torch.device = CPU) -> Tensor:
         """Return the thing at each position, ``[size]`` int32, worked out on a device."""
@@ -217,7 +215,7 @@ def in_order(rows: Rows, orders: Orders | Tensor) -> Columns:
     """
     if not isinstance(orders, Tensor):
         kernel = backend("in_order", rows, rows.shape[-2])
-        if kernel is not None and all(isinstance(order, KeyedOrder) for order in orders):
+        if kernel is not None and {*map(type, orders)} == {KeyedOrder}:
             copied: Columns = kernel(rows, orders)
             return copied
         orders = torch.stack([order.index(rows.device) for order in orders])
@@ -265,7 +263,7 @@ def pair_sums(rows: Rows, orders: Orders, sizes: Sizes, start: int = 0) -> Pairs
     added to its group. Nothing cancels, and nothing is copied.
     """
     kernel = backend("pair_sums", rows, rows.shape[-2])
-    if kernel is not None and all(isinstance(order, KeyedOrder) for order in orders):
+    if kernel is not None and {*map(type, orders)} == {KeyedOrder}:
         found: Tensor = kernel(rows, orders, sizes, start)
         return found
     num_clients, width = rows.shape[-2:]

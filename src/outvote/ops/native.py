@@ -10,7 +10,6 @@ import os
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -100,16 +99,16 @@ def in_order(rows: Rows, orders: Sequence[KeyedOrder]) -> Columns:
     result = memory[first : first + runs * dim * width].view(runs, dim, width)
     copied = max(HALF, min(MOST_COPIED, BUFFERED // width - GAP) // HALF * HALF)
 
+    given = list(map(_given, orders))
+
     def copy(piece: tuple[int, int, int]) -> None:
         run, start, stop = piece
         own = rows[run]
-        table, given = _given(orders[run % len(orders)])
         buffer = np.empty(width * (copied + GAP), np.float32)
-        function("scatter")(
-            *(*given, start, stop, own.data_ptr(), own.stride(0), num_clients, width, copied),
-            *(copied + GAP, result[run].data_ptr(), buffer.ctypes.data),
-        )
-        del table  # Held until here.
+        where = start, stop, own.data_ptr(), own.stride(0), num_clients
+        memory = result[run].data_ptr(), buffer.ctypes.data
+        order = given[run % len(given)][1]
+        function("scatter")(*order, *where, width, copied, copied + GAP, *memory)
 
     mapped(copy, _pieces(runs, dim, NUM_PIECES))
     return result[..., :num_clients]
@@ -123,18 +122,18 @@ def pair_sums(rows: Rows, orders: Sequence[KeyedOrder], sizes: Sizes, start: int
     width = _up_to(FOUR, len(first))
     num_large, large, num_small, small = sizes
 
+    given = list(map(_given, orders))
+
     def add_up(piece: tuple[int, int, int]) -> Tensor:
         run, *ends = piece
         own = rows[run]
-        table, given = _given(orders[run % len(orders)])
         total = np.zeros((num_large + num_small, width))
         buffer = np.empty((width + num_clients) * (SQUARED + GAP))
         function("pair_sums")(
-            *(*given, *(start + end for end in ends)),
+            *(*given[run % len(given)][1], *(start + end for end in ends)),
             *(own.data_ptr() - start * own.element_size(), own.stride(0), num_clients),
             *(num_large, large, small, buffer.ctypes.data, total.ctypes.data),
         )
-        del table  # Held until here.
         return torch.from_numpy(total)
 
     parts = mapped(add_up, _pieces(runs, dim, NUM_SUMS))
@@ -146,7 +145,7 @@ def pair_sums(rows: Rows, orders: Sequence[KeyedOrder], sizes: Sizes, start: int
 
 
 def _given(order: KeyedOrder) -> tuple[Tensor, tuple[int, int, int, int]]:
-    """Return an order as the kernels take it, and the memory that they read.
+    """Return an order as the kernels take it, and the memory that they read, which must be held.
 
     Another thread that draws the same order may put another table into its place.
     """
@@ -156,8 +155,11 @@ def _given(order: KeyedOrder) -> tuple[Tensor, tuple[int, int, int, int]]:
 
 def _pieces(runs: int, size: int, num_pieces: int) -> list[tuple[int, int, int]]:
     num_pieces = min(num_pieces, size)
-    cuts = [size * k // num_pieces for k in range(num_pieces + 1)]
-    return [(run, start, stop) for run in range(runs) for start, stop in pairwise(cuts)]
+    pieces = []
+    for run in range(runs):
+        for k in range(num_pieces):
+            pieces.append((run, size * k // num_pieces, size * (k + 1) // num_pieces))
+    return pieces
 
 
 def _up_to(unit: int, number: int) -> int:
@@ -218,7 +220,7 @@ def _sorted(
     groups = columns.reshape(-1, dim, num_clients)
     if min(groups.stride()[1:]) != 1:
         groups = groups.contiguous()
-    mean, low, high = (columns.new_empty(columns.shape[:-1]) for _ in range(3))
+    mean, low, high = torch.empty(3, *columns.shape[:-1])
     is_unknown = columns.new_empty(columns.shape[:-1], dtype=torch.bool)
     if index is None:
         clients = _everyone(num_clients, len(groups))
@@ -231,7 +233,7 @@ def _sorted(
         *(groups.data_ptr(), len(groups), *groups.stride()[:1], dim, num_clients),
         *(*groups.stride()[1:], network.ctypes.data, len(network), clients.ctypes.data),
         *(num_among, ends[0], ends[1] - 1, num_nearest),
-        *(found.data_ptr() for found in (mean, low, high, is_unknown)),
+        *(mean.data_ptr(), low.data_ptr(), high.data_ptr(), is_unknown.data_ptr()),
         buffer.ctypes.data,
     )
     return mean, low, high, is_unknown

@@ -102,8 +102,10 @@ def _products_of(columns: Columns) -> Pairs:
     """
     *batch, num_coordinates, num_clients = columns.shape
     is_small = num_clients < MANY_CLIENTS or num_coordinates < MANY_COORDINATES
-    if is_small or not columns.is_cpu:
+    if not columns.is_cpu:
         return long_products(columns.mT, columns.mT)
+    if is_small:
+        return torch.matmul(columns.mT, columns)
     half = num_clients // 2 + 1
     upper, lower = columns.mT[..., :half, :], columns.mT[..., half:, :]
     result = columns.new_empty(*batch, num_clients, num_clients)

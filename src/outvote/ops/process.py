@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, lru_cache
 from itertools import pairwise
+from operator import attrgetter
 from threading import Barrier, Lock, local
 from typing import Any, Generic, TypeVar, cast, overload
 from weakref import finalize
@@ -34,10 +35,11 @@ class plain_torch:  # noqa: N801  (used like a function)
     Kernels start on the current GPU: it becomes the one that has the values.
     """
 
-    __slots__ = ("device", "modes")
+    __slots__ = ("device", "modes", "settings")
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.settings = _settings(device.type)
         self.modes: list[AbstractContextManager[Any]] = []
 
     def __enter__(self) -> None:
@@ -50,12 +52,14 @@ class plain_torch:  # noqa: N801  (used like a function)
         if torch.is_autocast_enabled(device.type):
             modes.append(torch.autocast(device.type, enabled=False))
         # Always, and after the inference mode, which turns gradients on where it is left.
-        modes += [torch.no_grad(), exact_products(device)]
+        modes.append(torch.no_grad())
         for mode in modes:
             mode.__enter__()
+        self.settings.add("products", 1)
 
     def __exit__(self, *raised: object) -> None:
         """Come back, the last change first."""
+        self.settings.add("products", -1)
         while self.modes:
             self.modes.pop().__exit__(None, None, None)
 
@@ -132,20 +136,20 @@ class _Settings:
         """Count who comes and goes, and change the settings to what all inside need."""
         with self.lock:
             if not any(self.inside.values()):
-                self.saved = [backend.fp32_precision for backend in self.backends]
+                self.saved = list(map(attrgetter("fp32_precision"), self.backends))
                 self.now = list(self.saved)
             self.inside[kind] += number
             if self.inside[kind] != max(0, number):
                 return  # Others need the same.
+            inside = self.inside
             for k, backend in enumerate(self.backends):
-                name = self._needed(k)
+                name = self.saved[k]
+                if inside["layers"] or (inside["products"] and k == 0):
+                    name = name if name in EXACT else EXACT[0]
+                elif inside["fast"] and len(self.backends) > 1:
+                    name = "tf32"
                 if name != self.now[k]:
                     backend.fp32_precision = self.now[k] = name
-
-    def _needed(self, k: int) -> str:
-        if self.inside["layers"] or (self.inside["products"] and k == 0):
-            return self.saved[k] if self.saved[k] in EXACT else EXACT[0]
-        return "tf32" if self.inside["fast"] and len(self.backends) > 1 else self.saved[k]
 
 
 EXACT = ("ieee", "none", "highest")

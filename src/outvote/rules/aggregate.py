@@ -78,14 +78,6 @@ class Batch:
     """With weights and scores, which the update alone does not need."""
     to_vector: Callable[[Any], Tensor] | None = None
 
-    def __post_init__(self) -> None:
-        num_runs = 1 if isinstance(self.gradients, Stream) else len(self.gradients)
-        if len(self.num_byzantine) != num_runs or len(self.seeds) != num_runs:
-            raise ValueError(
-                f"num_byzantine and seeds must have one entry for each of the {num_runs} runs, "
-                f"got {len(self.num_byzantine)} and {len(self.seeds)}."
-            )
-
     @property
     def num_clients(self) -> int:
         """How many clients each run has, received or not."""
@@ -93,6 +85,12 @@ class Batch:
 
     def runs(self, rule: Rule) -> "list[Run]":
         """Look at the rows, and return what is left of every run."""
+        num_runs = self.gradients.shape[0]
+        if len(self.num_byzantine) != num_runs or len(self.seeds) != num_runs:
+            raise ValueError(
+                f"num_byzantine and seeds must have one entry for each of the {num_runs} runs, "
+                f"got {len(self.num_byzantine)} and {len(self.seeds)}."
+            )
         facts = row_facts(self.gradients) if self.facts is None else self.facts
         present = None if self.is_present is None else self.is_present.tolist()
         everyone = list(range(self.num_clients))
@@ -132,9 +130,12 @@ class Batch:
         """Return what the rule is given: what belongs to one run only where it is alone."""
         first, device = runs[0], self.gradients.device
         own = self._own(rule, first) if len(runs) == 1 else {}
+        seeds = self.seeds
+        if len(runs) < len(seeds):
+            seeds = [seeds[run.number] for run in runs]
         return RoundInfo(
             num_byzantine=first.num_byzantine,
-            stream=RandomStream(tuple([self.seeds[run.number] for run in runs])),
+            stream=RandomStream(tuple(seeds)),
             num_received=len(first.received),
             round=self.round,
             split=self.split,
@@ -150,7 +151,9 @@ class Batch:
         traits, number = rule.traits, run.number
         ids: Sequence[Hashable] = run.rows
         if self.clients is not None:
-            ids = [self.clients[number][k] for k in run.rows]
+            ids = self.clients[number]
+            if len(run.rows) < len(ids):
+                ids = [ids[k] for k in run.rows]
         own: dict[str, Any] = {"clients": tuple(ids)}
         if self.references is not None:
             own["reference"] = self.references[number]
@@ -209,11 +212,12 @@ def aggregate(rule: Rule, batch: Batch) -> Aggregation:
             parts = found[0]
         else:
             parts = _merged(batch, alike, found)
-    return Aggregation(
-        **parts,
-        is_rejected=_rejected(batch, runs),
-        num_byzantine=tuple([run.used for run in runs]),
-    )
+    used, is_rejected = [], torch.zeros(len(runs), batch.num_clients, dtype=torch.bool)
+    for run in runs:
+        used.append(run.used)
+        if len(run.rows) < len(run.received):
+            is_rejected[run.number, sorted(set(run.received) - set(run.rows))] = True
+    return Aggregation(**parts, is_rejected=is_rejected, num_byzantine=tuple(used))
 
 
 def _among(originals: list[int], rows: list[int]) -> list[int]:
@@ -339,15 +343,6 @@ def _merged(batch: Batch, alike: list[list[Run]], found: list[dict[str, Any]]) -
     }
 
 
-def _rejected(batch: Batch, runs: list[Run]) -> Tensor:
-    """Mark the rows that were received and are not finite, ``[runs, clients]``."""
-    is_rejected = torch.zeros(len(runs), batch.num_clients, dtype=torch.bool)
-    for run in runs:
-        if len(run.rows) < len(run.received):
-            is_rejected[run.number, sorted(set(run.received) - set(run.rows))] = True
-    return is_rejected
-
-
 @dataclass(frozen=True, slots=True)
 class OneRound:
     """What came of one round of one run."""
@@ -444,7 +439,8 @@ def one_round(  # noqa: PLR0913  (all that a round may have, by name)
         is_full=is_full,
     )
     found = aggregate(rule, batch)
-    update = received.restore(known(found.vector).squeeze(0))
+    assert found.vector is not None
+    update = received.restore(found.vector.squeeze(0))
     notes = received.notes + found.notes
     claimed = None if counts is None else counts[0]
     return OneRound(rule, update, found, ids, drawn, notes, claimed, count_cap)

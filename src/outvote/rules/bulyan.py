@@ -72,7 +72,9 @@ class Bulyan(Rule):
         among = Among(is_selected, num_selected)
         given = num_nearest, self.even, among
         if not info.wants_weights:
-            vector = matrix.by_coordinate(lambda columns: mean_nearest_median(columns, *given))
+            vector = matrix.values.by_coordinate(
+                lambda columns: mean_nearest_median(columns, *given)
+            )
             return Aggregation(vector=vector)
         vector, shares = matrix.by_coordinate_with_shares(
             lambda columns: mean_nearest_median_and_counts(columns, *given)
@@ -85,6 +87,6 @@ class Bulyan(Rule):
             return torch.ones(shape, dtype=torch.bool, device=matrix.device)
         if self.selection == "one-shot":
             num_neighbours = max(1, matrix.num_clients - num_byzantine - 2)
-            scores = krum_scores(matrix.squared_distances, num_neighbours, 2)
+            scores = krum_scores(matrix, num_neighbours)
             return smallest(scores, num_selected)
         return select_one_by_one(matrix.squared_distances, num_selected, num_byzantine)

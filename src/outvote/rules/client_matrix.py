@@ -227,14 +227,13 @@ class ClientMatrix:
 
     # Vectors
 
-    def by_coordinate(self, reduce: Callable[[Columns], PerCoordinate]) -> Any:
-        """Return ``reduce(columns)`` of all coordinates, worked out piece by piece."""
-        return self.values.by_coordinate(reduce)
-
     def by_coordinate_with_shares(
         self, reduce: Callable[[Columns], tuple[PerCoordinate, PerClient | None]]
     ) -> tuple[Any, PerClient | None]:
-        """Return the same, and each client's share; `reduce` also counts where it entered."""
+        """Return what reduces every coordinate, and each client's share of them.
+
+        `reduce` also counts where each client's value entered; None: it is not known.
+        """
         vector, counts = self.values.by_coordinate_and_total(reduce)
         return vector, None if counts is None else counts / self.dim
 

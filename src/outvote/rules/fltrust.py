@@ -55,7 +55,7 @@ class FLTrust(Rule):
         total = trust.sum(dim=-1, keepdim=True)
         shares = torch.where(total > 0, trust / total.clamp(min=1e-300), 0)
         wanted = shares * own_norm.unsqueeze(-1)
-        vector = matrix.by_coordinate(lambda columns: rescaled_sum(columns, wanted, norms))
+        vector = matrix.values.by_coordinate(lambda columns: rescaled_sum(columns, wanted, norms))
         return Aggregation(vector=vector, weights=shares, scores=1 - cosine)
 
 

@@ -8,7 +8,15 @@ from outvote.axes import PerClient
 from outvote.ops.order import average_of_smallest
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.groups import check_split
-from outvote.rules.rule import Aggregation, RoundInfo, Traits, Wrapper, reduction
+from outvote.rules.rule import (
+    Aggregation,
+    RoundInfo,
+    Traits,
+    Wrapper,
+    around,
+    compute_weighted,
+    reduction,
+)
 
 
 @final
@@ -50,7 +58,7 @@ class GAS(Wrapper):
     @property
     def traits(self) -> Traits:
         """Clients are kept or dropped as a whole, whatever the rule inside does."""
-        return _of_gas(super(GAS, self).traits)
+        return _of_gas(self.rule.traits)
 
     def max_byzantine(self, num_clients: int) -> int:
         """Return n - 1: at least one client is kept."""
@@ -64,7 +72,7 @@ class GAS(Wrapper):
         notes: set[str] = set()
 
         def measure(group: ClientMatrix) -> PerClient:
-            found = self.compute_inside(group, inside)
+            found = compute_weighted(self.rule, group, inside)
             notes.update(found.notes)
             return group.total_distances_to(found)
 
@@ -83,4 +91,4 @@ class GAS(Wrapper):
 
 @cache  # Asked for in every call.
 def _of_gas(traits: Traits) -> Traits:
-    return replace(traits, selects_clients=True, uses_sample_counts=False, can_stream=True)
+    return replace(around(traits), selects_clients=True, uses_sample_counts=False, can_stream=True)

@@ -7,7 +7,6 @@ device, in memory and in a stream. What is measured on groups is added up.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +120,16 @@ class Split:
         """How many groups there are."""
         return len(self.starts) - 1
 
+    def listed_orders(self) -> list[KeyedOrder | SortedOrder]:
+        """Return the orders, those of neighbours as tables of all positions."""
+        orders: list[KeyedOrder | SortedOrder] = []
+        for order in self.orders:
+            if isinstance(order, KeyedOrder | SortedOrder):
+                orders.append(order)
+            else:
+                orders.append(order.listed())
+        return orders
+
     @property
     def largest_width(self) -> int:
         """How many coordinates the largest group has."""
@@ -131,7 +140,8 @@ class Split:
         """The first group, the one after the last, and the width of groups of one width."""
         widths = np.diff(self.starts)
         cuts = [0, *(np.flatnonzero(np.diff(widths)) + 1).tolist(), len(widths)]
-        return [(first, last, int(widths[first])) for first, last in pairwise(cuts)]
+        firsts, lasts = cuts[:-1], cuts[1:]
+        return list(zip(firsts, lasts, widths[firsts].tolist(), strict=True))
 
     def groups_between(self, start: int, stop: int) -> np.ndarray:
         """Return the group of each coordinate from `start` to `stop`, in the one run."""
@@ -165,13 +175,11 @@ def draw_split(dim: int, how: str, num_groups: int, info: "RoundInfo") -> Split:
 
 def draw_orders(dim: int, info: "RoundInfo") -> list[Order]:
     """Draw the random order of the coordinates of every run."""
-    return [_drawn(dim, seed) for seed in info.stream.fold_in("gas-split").derived()]
+    # Once: runs that differ in the rule alone have the same seed in a round.
+    return list(map(partial(_drawn, dim), info.stream.fold_in("gas-split").derived()))
 
 
-@lru_cache(maxsize=256)
-def _drawn(dim: int, seed: int) -> Order:
-    """Draw an order once: runs that differ in the rule alone have the same seed in a round."""
-    return draw_order(dim, seed, largest=LARGEST_IN_PARTS)
+_drawn = lru_cache(maxsize=256)(partial(draw_order, largest=LARGEST_IN_PARTS))
 
 
 def balanced_sizes(dim: int, num_groups: int) -> tuple[int, int, int, int]:
@@ -305,6 +313,7 @@ class Groups:
     def __init__(self, matrix: ClientMatrix, split: Split, num_asked: int) -> None:
         """Take the matrix, its split, and how many groups were asked for."""
         self.matrix, self.split, self.num_asked = matrix, split, num_asked
+        self.num_groups = split.num_groups
         self.lock = Lock()
 
     @classmethod
@@ -318,11 +327,6 @@ class Groups:
         if matrix.device.type == "cpu" and matrix.shape.numel() >= MANY_VALUES:
             free_cores()
         return cls(matrix, split, num_groups)
-
-    @property
-    def num_groups(self) -> int:
-        """How many groups there are."""
-        return self.split.num_groups
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -412,10 +416,7 @@ class Groups:
         columns = self.matrix.columns
         if isinstance(self.split.orders[0], OwnOrder):
             return columns
-        orders = [
-            order if isinstance(order, KeyedOrder | SortedOrder) else order.listed()
-            for order in self.split.orders
-        ]
+        orders = self.split.listed_orders()
         if len(self.matrix.batch) == 1:
             return in_order(columns.mT, orders)
         # What is split is itself a group: the same positions in every group of a run.

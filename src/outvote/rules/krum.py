@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from outvote.axes import Pairs, PerClient
+from outvote.axes import PerClient
 from outvote.ops.order import average_of_smallest, sum_of_smallest
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.rule import AffineRule, Aggregation, RoundInfo
@@ -44,7 +44,7 @@ class Krum(AffineRule):
     def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Give all the weight to the client with the smallest score."""
         neighbours = count_neighbours(self.num_neighbours, matrix, info)
-        scores = scores_of(matrix, neighbours, self.power)
+        scores = krum_scores(matrix, neighbours, self.power)
         return Aggregation(
             weights=average_of_smallest(scores, 1),
             scores=scores,
@@ -91,7 +91,7 @@ class MultiKrum(AffineRule):
     def weigh(self, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
         """Average the clients with the smallest scores."""
         neighbours = count_neighbours(self.num_neighbours, matrix, info)
-        scores = scores_of(matrix, neighbours, self.power)
+        scores = krum_scores(matrix, neighbours, self.power)
         num_selected = self._count_selected(matrix.num_clients, info.num_byzantine)
         notes = lowered("num_neighbours", self.num_neighbours, matrix, info, 1)
         return Aggregation(
@@ -106,22 +106,13 @@ class MultiKrum(AffineRule):
         return min(self.num_selected, num_clients)
 
 
-def scores_of(matrix: ClientMatrix, num_neighbours: int, power: float) -> PerClient:
+def krum_scores(matrix: ClientMatrix, num_neighbours: int, power: float = 2) -> PerClient:
     """Add up the distances of every client to the nearest others."""
+    # The distance to oneself is exactly 0, so it is first in line and adds nothing.
     if power == 2:
         return matrix.sums_of_smallest_distances(num_neighbours + 1)
-    return krum_scores(matrix.squared_distances, num_neighbours, power)
-
-
-def krum_scores(squared_distances: Pairs, num_neighbours: int, power: float) -> PerClient:
-    """Add up the distances to the nearest clients, oneself excluded."""
     # A high power of a huge distance is not finite, and 0 times infinity is not 0.
-    far = (
-        squared_distances
-        if power == 2
-        else squared_distances.double().pow(power / 2).clamp(max=HUGE)
-    )
-    # The distance to oneself is exactly 0, so it is first in line and adds nothing.
+    far = matrix.squared_distances.double().pow(power / 2).clamp(max=HUGE)
     return sum_of_smallest(far, num_neighbours + 1)
 
 

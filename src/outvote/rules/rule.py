@@ -358,7 +358,8 @@ class CoordinatewiseRule(Rule):
                 lambda columns: self.reduce_with_counts(columns, f)
             )
         else:
-            vector, shares = matrix.by_coordinate(lambda columns: self.reduce(columns, f)), None
+            vector = matrix.values.by_coordinate(lambda columns: self.reduce(columns, f))
+            shares = None
         return Aggregation(vector=vector, weights=shares)
 
 
@@ -447,7 +448,7 @@ class Wrapper(Rule):
     @property
     def traits(self) -> Traits:
         """Those of the rule inside, which has no state of its own here."""
-        return _around(self.rule.traits)
+        return around(self.rule.traits)
 
     def inside_num_clients(self, num_clients: int) -> int:
         """Return how many clients the rule inside sees."""
@@ -476,7 +477,8 @@ class Wrapper(Rule):
 
 
 @cache  # Asked for in every call.
-def _around(traits: Traits) -> Traits:
+def around(traits: Traits) -> Traits:
+    """Return the traits of a wrapper whose rule inside has these, without a state of its own."""
     return replace(
         traits,
         uses_num_byzantine=True,

@@ -128,8 +128,8 @@ class InMemory:
 
     def total(self, work: Work, vector: Any = None) -> Tensor:
         """Return the sum over all tiles, on all cores."""
-        if vector is None and self.shape.numel() <= FEW_VALUES:
-            found: Tensor = work(self.columns)
+        if self.shape.numel() <= FEW_VALUES:
+            found: Tensor = work(self.columns) if vector is None else work(self.columns, vector)
             return found
         parts = self._over_tiles(work, vector)
         if len(parts) == 1:
@@ -367,8 +367,7 @@ def row_facts(gradients: "Rows | Stream") -> RowFacts:
         return _of_stream(gradients)
     norms = row_norms(gradients).tolist()
     largest, everyone = min(LARGEST, torch.finfo(gradients.dtype).max), gradients.shape[1]
-    is_finite = [[True] * everyone for _ in norms]
-    originals = [list(range(everyone)) for _ in norms]
+    is_finite, originals = [[True] * everyone] * len(norms), [list(range(everyone))] * len(norms)
     for run, own in enumerate(norms):
         if not sum(own) <= largest:  # Also where a norm is not a number.
             is_finite[run] = finite_rows(gradients[run], own)
