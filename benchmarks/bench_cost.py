@@ -23,15 +23,15 @@ import torch
 from timing import circumstances, write_json
 
 import outvote as ov
+from outvote.rules import gas
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.groups import Groups
-from outvote.rules.rule import Wrapper
 
 RULES = ("multi-krum", "bulyan", "median", "rfa", "dnc", "trimmed-mean")
 AXES = {"clients": "n", "dim": "d", "groups": "p"}
 STEPS: dict[str, tuple[Any, str]] = {
     "split": (Groups, "of"),
-    "base rule": (Wrapper, "compute_inside"),
+    "base rule": (gas, "compute_weighted"),
     "scores": (ClientMatrix, "total_distances_to"),
     "average": (ClientMatrix, "vector"),
 }

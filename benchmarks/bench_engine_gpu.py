@@ -321,7 +321,7 @@ class Clock:
         for name, label in PARTS.items():
             self._replace(rounds, name, lambda _, label=label: label)
         self._replace(
-            aggregate_step, "begin_rule", lambda given: str(given[0].runs[given[4][0]].rule)
+            aggregate_step, "ask_rule", lambda given: str(given[0].runs[given[4][0]].rule)
         )
         return self
 

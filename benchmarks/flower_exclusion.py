@@ -26,7 +26,7 @@ from torch import Tensor
 import outvote as ov
 from outvote.attacks.run_attack import run_attack
 from outvote.flower.sequential_test import SequentialTest, relative_distances
-from outvote.rules.aggregate import aggregate
+from outvote.rules.aggregate import Batch, aggregate
 
 NUM_NODES, NUM_BYZANTINE, DIM = 11, 2, 200
 RULES = ("multi-krum", "gas(multi-krum)", "gas(median)", "dnc", "bulyan")
@@ -136,9 +136,8 @@ def simulate(
     for trial in range(num_trials):
         rows = forge(case, honest_rows(case, num_rounds, generator))
         seeds = [trial * num_rounds + k for k in range(num_rounds)]
-        found = aggregate(
-            ov.make_rule(rule), rows, num_byzantine=[NUM_BYZANTINE] * num_rounds, seeds=seeds
-        )
+        given = {"num_byzantine": [NUM_BYZANTINE] * num_rounds, "seeds": seeds}
+        found = aggregate(ov.make_rule(rule), Batch(gradients=rows, **given))
         assert found.weights is not None
         assert isinstance(found.vector, Tensor)
         weights = found.weights.numpy()

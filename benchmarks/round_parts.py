@@ -40,7 +40,7 @@ def main() -> int:
     for name in PARTS:
         _time(rounds, name, times, lambda _, name=name: name)
     rule_label = lambda given: f"  apply {given[0].runs[given[4][0]].rule}"  # noqa: E731
-    _time(aggregate_step, "begin_rule", times, rule_label)
+    _time(aggregate_step, "ask_rule", times, rule_label)
     for trainer in (SequentialTrainer, StackedTrainer):
         _time(trainer, "evaluate", times, lambda _: "  evaluate")
     with tempfile.TemporaryDirectory() as folder:

@@ -174,7 +174,7 @@ def test_the_parts_of_a_round_are_timed(script, load, tmp_path, monkeypatch, cap
     # The script replaces these for good.
     for name in parts.PARTS:
         monkeypatch.setattr(parts.rounds, name, getattr(parts.rounds, name))
-    monkeypatch.setattr(parts.aggregate_step, "begin_rule", parts.aggregate_step.begin_rule)
+    monkeypatch.setattr(parts.aggregate_step, "ask_rule", parts.aggregate_step.ask_rule)
     for trainer in (parts.SequentialTrainer, parts.StackedTrainer):
         monkeypatch.setattr(trainer, "evaluate", trainer.evaluate)
     suite = own_suite(tmp_path, ["median"])

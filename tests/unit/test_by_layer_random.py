@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-import torch
 
 import outvote as ov
-from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.groups import draw_split, groups_of_layers
 from outvote.rules.rule import RoundInfo
 from outvote.seeding import RandomStream
@@ -23,15 +21,16 @@ def spread(sizes, num_groups):
 
 
 def draw(sizes, num_groups, seeds=(0,)):
-    dim = sum(sizes)
-    matrix = ClientMatrix(torch.zeros(len(seeds), dim, 3))
     info = RoundInfo(num_byzantine=1, stream=RandomStream(seeds), layer_sizes=sizes)
-    return draw_split(matrix, "by-layer-random", num_groups, info)
+    return draw_split(sum(sizes), "by-layer-random", num_groups, info)
 
 
 def groups_of(split, run=0):
     """The groups of a run, as sets of coordinates."""
-    return [set(group) for block in split.blocks for group in block.index[run].tolist()]
+    dim = int(split.starts[-1])
+    order = np.empty(dim, np.int64)
+    order[split.orders[run].positions_between(0, dim)] = np.arange(dim)
+    return [set(group.tolist()) for group in np.split(order, split.starts[1:-1])]
 
 
 @pytest.mark.parametrize("sizes", SIZES)

@@ -18,7 +18,7 @@ from outvote.metrics.certificate import bound_factor, certificate
 from outvote.results.collect import collect
 from outvote.results.round import Diagnostics
 from outvote.results.series import DIAGNOSTICS
-from outvote.rules.aggregate import aggregate
+from outvote.rules.aggregate import Batch, aggregate
 from outvote.training.batches import draw_batches
 from outvote.training.cores import CoresTrainer
 from outvote.training.local_sgd import LocalSGD
@@ -123,7 +123,7 @@ def test_rounds_stay_within_their_certificate(attack):
 
 def input_of(rule, rows, is_honest, f, seed=3):
     """Aggregate, and return what the diagnostics need of it."""
-    found = aggregate(rule, rows.unsqueeze(0), num_byzantine=[f], seeds=[seed])
+    found = aggregate(rule, Batch(gradients=rows.unsqueeze(0), num_byzantine=[f], seeds=[seed]))
     num_kept = int(((found.weights[0] > 0) & ~is_honest).sum())
     hidden = torch.where(is_honest.unsqueeze(-1), rows, 0)
     given = RuleInput(
@@ -186,15 +186,17 @@ def test_the_split_of_the_certificate_is_the_one_that_was_used(split, device):
     rows = torch.from_numpy(random.normal(size=(9, 31))).to(device)
     rule = ov.GAS(ov.MultiKrum(), num_groups=7, split=split)
     found, given = input_of(rule, rows, torch.arange(9, device=device) < 7, 2, seed=11)
-    blocks = [block.index[0].tolist() for block in groups_of(given, rule).split.blocks]
-    groups = [[k for k in group if k >= 0] for block in blocks for group in block]
+    groups = listed(groups_of(given, rule).split)
     verdict = rule.inspect(rows, num_byzantine=2, groups=groups)
     np.testing.assert_allclose(verdict.scores, found.scores[0].cpu().numpy(), rtol=1e-9)
     other = replace(given, seed=12)
-    assert (
-        split == "contiguous"
-        or groups_of(other, rule).split.blocks[0].index[0].tolist() != blocks[0]
-    )
+    assert (split == "contiguous") == (listed(groups_of(other, rule).split) == groups)
+
+
+def listed(split):
+    """The coordinates of every group of a split."""
+    order = np.argsort(split.orders[0].positions_between(0, int(split.starts[-1])))
+    return [group.tolist() for group in np.split(order, split.starts[1:-1])]
 
 
 def test_the_certificate_is_the_formula_on_the_honest_rows_alone():

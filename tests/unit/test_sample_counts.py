@@ -8,7 +8,7 @@ import calling
 import outvote as ov
 from every_rule import EVERY_RULE, cases
 from outvote.ops.order import select_one_by_one
-from outvote.rules.aggregate import aggregate
+from outvote.rules.aggregate import Batch, aggregate
 from outvote.rules.sample_counts import COUNT_CAP, bounded, capped_counts
 
 NUM_CLIENTS, DIM = 11, 12
@@ -227,7 +227,9 @@ def test_runs_with_counts_are_computed_as_each_alone():
     runs = np.stack([rows_of(seed) for seed in range(4)])
     counts = [HONEST_COUNTS, None, [5] * NUM_CLIENTS, list(range(1, NUM_CLIENTS + 1))]
     given = {"num_byzantine": [2] * 4, "seeds": [7, 8, 9, 10]}
-    together = aggregate(rule, torch.from_numpy(runs), **given, sample_counts=counts)
+    together = aggregate(
+        rule, Batch(gradients=torch.from_numpy(runs), **given, sample_counts=counts)
+    )
     for k, own in enumerate(counts):
         alone = rule(runs[k], num_byzantine=2, seed=7 + k, sample_counts=own)
         np.testing.assert_allclose(together.vector[k].numpy(), alone, rtol=1e-12)

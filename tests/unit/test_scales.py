@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import outvote as ov
-from outvote.rules.aggregate import aggregate
+from outvote.rules.aggregate import Batch, aggregate
 
 # Rule inside, clients, and the rows of the Byzantine ones, every entry alike.
 BREAKS = [
@@ -85,7 +85,7 @@ def test_runs_are_filtered_each_by_itself():
     few, _ = rows_of(11, (), dim=200, seed=3)
     rule = ov.make_rule("norm-filter(gas(median, num_groups=10))")
     runs = torch.from_numpy(np.stack([many, few, many[::-1].copy()]))
-    found = aggregate(rule, runs, num_byzantine=[2, 2, 2], seeds=[4, 5, 6])
+    found = aggregate(rule, Batch(gradients=runs, num_byzantine=[2, 2, 2], seeds=[4, 5, 6]))
     for k in range(3):
         alone = rule.inspect(runs[k].numpy(), num_byzantine=2, seed=4 + k)
         np.testing.assert_allclose(found.vector[k].numpy(), alone.update, rtol=1e-12)

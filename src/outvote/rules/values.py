@@ -371,9 +371,11 @@ def row_facts(gradients: "Rows | Stream") -> RowFacts:
     for run, own in enumerate(norms):
         if not sum(own) <= largest:  # Also where a norm is not a number.
             is_finite[run] = finite_rows(gradients[run], own)
-            norms[run] = row_norms(gradients[run].double()).tolist()
-        if len(set(norms[run])) < everyone:
-            originals[run] = find_originals(gradients[run], norms[run])
+            for row, norm in enumerate(own):
+                if norm == torch.inf and is_finite[run][row]:
+                    own[row] = float(row_norms(gradients[run, row : row + 1].double()))
+        if len(set(own)) < everyone:
+            originals[run] = find_originals(gradients[run], own)
     return RowFacts(norms, is_finite, originals)
 
 
