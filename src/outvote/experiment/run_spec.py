@@ -33,7 +33,7 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 PROTOCOL = 2
 # Not in the hash: raised whenever numbers differ from before by rounding alone; names stay. It is
 # recorded in env.json.
-REVISION = 10
+REVISION = 11
 
 
 class DataSpec(Struct, frozen=True, kw_only=True):
