@@ -307,6 +307,11 @@ def differences_of_pairs(columns: Columns, left: Tensor, right: Tensor) -> Tenso
     `left` and `right` are the same clients in the whole batch, ``[k]``; the result is
     ``[*batch, k]``.
     """
+    if len(left) > columns.shape[-1] and columns.is_cpu:
+        # All pairs, without the differences of the coordinates in memory.
+        rows = columns.mT.double()
+        far = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+        return far[..., left, right].square_()
     apart = columns.index_select(-1, left).double() - columns.index_select(-1, right)
     return apart.square_().sum(dim=-2)
 

@@ -112,7 +112,7 @@ class InMemory:
         """Cut the coordinates into pieces that fit the cache."""
         dim, num_values = self.shape[-2], self.shape.numel()
         most = TILE_VALUES.get(self.device.type, 1 << 28)
-        if num_values <= most:
+        if num_values <= most or len(self.shape) > 3:  # Groups come some at a time.
             return [slice(0, dim)]
         width = max(16, most * dim // num_values)
         return [slice(start, min(dim, start + width)) for start in range(0, dim, width)]
