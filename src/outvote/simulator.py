@@ -3,11 +3,10 @@
 import os
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from numbers import Integral
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal, final
 
 import numpy as np
@@ -269,24 +268,23 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
         plan = Plan(suite, tuple(by_hash.values()), tuple(by_hash))
         warn_notes(plan.notes)
         reports = _callbacks(callbacks)
-        with nullcontext(output) if output is not None else TemporaryDirectory() as folder:
-            runner = Runner(
-                output=Path(folder).expanduser(),
-                device=choose_device(device),
-                checkpoint_every=checkpoint_every if output is not None else float("inf"),
-                max_stacked=max_stacked,
-                keep_weights=keep_weights and output is not None,
-            )
-            with StopSignal() as stop, shown_on_stderr(_progress_kind(progress)) as shown:
-                runner.should_stop, runner.listener = stop, _Reports(reports, shown)
-                ends = runner.execute(plan)
-            if stop():
-                raise KeyboardInterrupt(_how_to_resume(output))
-            return _results(ends, plan, is_stored=output is not None)
+        runner = Runner(
+            output=None if output is None else Path(output).expanduser(),
+            device=choose_device(device),
+            checkpoint_every=float("inf") if output is None else checkpoint_every,
+            max_stacked=max_stacked,
+            keep_weights=keep_weights,
+        )
+        with StopSignal() as stop, shown_on_stderr(_progress_kind(progress)) as shown:
+            runner.should_stop, runner.listener = stop, _Reports(reports, shown)
+            ends = runner.execute(plan)
+        if stop():
+            raise KeyboardInterrupt(_how_to_resume(output))
+        return _results(ends, is_stored=output is not None)
 
 
-def _results(ends: Sequence[RunEnd], plan: Plan, *, is_stored: bool) -> Runs:
-    """Read the runs; one that failed is a warning, unless all did."""
+def _results(ends: Sequence[RunEnd], *, is_stored: bool) -> Runs:
+    """Return the runs; one that failed is a warning, unless all did."""
     failed = [end for end in ends if end.outcome not in ("finished", "diverged")]
     if failed:
         text = (
@@ -296,10 +294,15 @@ def _results(ends: Sequence[RunEnd], plan: Plan, *, is_stored: bool) -> Runs:
         if len(failed) == len(ends):
             raise RuntimeError(text)
         warnings.warn(text, OutvoteWarning, stacklevel=4)
-    paths = [end.job.folder.path for end in ends if end.job.folder.path.is_dir()]
-    found = {result.hash: result for result in collect(paths)}
-    runs = [found[known] for known in plan.hashes if known in found]
-    return Runs(runs if is_stored else [replace(run, folder=None) for run in runs])
+    runs = []
+    if is_stored:
+        paths = [end.job.folder.path for end in ends if end.job.folder.path.is_dir()]
+        found = {result.hash: result for result in collect(paths)}
+        runs = [found[end.job.hash] for end in ends if end.job.hash in found]
+    for job in [end.job for end in ends]:
+        if job.kept is not None and (result := job.kept.result(job.suite, job.name)) is not None:
+            runs.append(result)
+    return Runs(runs)
 
 
 def _how_to_resume(output: Any) -> str:

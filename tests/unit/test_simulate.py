@@ -1,6 +1,7 @@
 """`ov.simulate`: a user's own model, data, partition, loss, optimiser, rules and attacks."""
 
 import copy
+import dataclasses
 import functools
 import inspect
 import threading
@@ -603,3 +604,21 @@ class TestTargets:
 def test_an_assumed_byzantine_majority_is_a_warning():
     with pytest.warns(ov.OutvoteWarning, match=r"1 of 1 run.* half of a round's clients or more"):
         simulate(assumed_byzantine=0.5)
+
+
+def test_a_run_in_memory_is_the_same_as_one_in_a_folder(tmp_path):
+    change = {"seeds": [0, 1], "rounds": 3, "rules": ["mean", "gas(median)"], "num_clients": 6}
+    kept, stored = simulate(**change), simulate(**change, output=tmp_path)
+    for one, other in zip(kept, stored, strict=True):
+        assert (one.suite, one.name, one.config) == (other.suite, other.name, other.config)
+        assert (one.rule, one.attack, one.seed) == (other.rule, other.attack, other.seed)
+        assert one.environment == other.environment
+        assert one.status.outcome == other.status.outcome == "finished"
+        assert one.summary == other.summary
+        assert one.num_samples == other.num_samples
+        for field in dataclasses.fields(one.series):
+            same = getattr(one.series, field.name), getattr(other.series, field.name)
+            np.testing.assert_array_equal(*same)
+        for field in dataclasses.fields(one.clients):
+            same = getattr(one.clients, field.name), getattr(other.clients, field.name)
+            np.testing.assert_array_equal(*same)

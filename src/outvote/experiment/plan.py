@@ -19,6 +19,7 @@ from outvote.results.check import CheckedRun, check_run
 from outvote.results.disk import DamagedFileError
 from outvote.results.folder import RunFolder, Writer
 from outvote.results.labels import names_of, user_files, value_of
+from outvote.results.run import KeptRun
 from outvote.results.schema import CodeUsed, DataUsed, Outcome, PackageUsed, Status
 from outvote.suites.presets import PRESETS
 from outvote.suites.suite import Part, Suite
@@ -53,6 +54,8 @@ class Job:
     root: Path
     hash: str
     """Of the settings when the plan was made."""
+    kept: KeptRun | None = None
+    """What holds its results instead of a folder, where nothing is to be stored."""
 
     @property
     def name(self) -> str:
@@ -71,10 +74,12 @@ class Job:
 
     def checked(self) -> tuple[Status, CheckedRun | None]:
         """Return its status, and the check of a run that is damaged; None: there is no damage."""
+        new = Status(outcome="interrupted", round=0, num_rounds=self.spec.rounds)
+        if self.kept is not None:
+            return self.kept.status or new, None
         found = check_run(self.folder)
         status = found.status
         is_known = status is not None and not (status.is_over and found.faults)
-        new = Status(outcome="interrupted", round=0, num_rounds=self.spec.rounds)
         # A run that is not over is checked when it resumes, against its checkpoint.
         is_damaged = bool(found.faults) and (status is None or status.is_over or bool(status.sums))
         return (status if is_known and status else new), (found if is_damaged else None)
@@ -117,11 +122,13 @@ class Job:
             "choose another --output."
         )
 
-    def writer(self) -> Writer:
+    def writer(self) -> Writer | KeptRun:
         """Create and lock the folder."""
+        if self.kept is not None:
+            return self.kept
         return Writer(self.folder, to_toml(self.spec, self.suite).encode(), self.hash)
 
-    def fail(self, writer: Writer, reason: str, traceback: str = "") -> "RunEnd":
+    def fail(self, writer: Writer | KeptRun, reason: str, traceback: str = "") -> "RunEnd":
         """Write that the run failed; its rounds stay."""
         done, total = self.status.round, self.spec.rounds
         writer.write_status(Status(outcome="failed", round=done, num_rounds=total, reason=reason))
@@ -176,6 +183,14 @@ class Plan:
     def jobs(self, root: Path) -> list[Job]:
         """Return the runs, with their folders below `root`."""
         return [Job(spec, self.suite, root, known) for known, spec in self.by_hash.items()]
+
+    def jobs_in_memory(self) -> list[Job]:
+        """Return the runs, of which nothing is stored."""
+        jobs = []
+        for known, spec in zip(self.hashes, self.specs, strict=True):
+            kept = KeptRun(to_toml(spec, self.suite), known)
+            jobs.append(Job(spec, self.suite, Path(), known, kept))
+        return jobs
 
 
 def stack_key(spec: RunSpec) -> Hashable:

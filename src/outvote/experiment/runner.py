@@ -29,6 +29,7 @@ from outvote.results.check import CheckedRun
 from outvote.results.disk import BusyError, StoreError
 from outvote.results.folder import CONFIG_NAME, TIMINGS_NAME, Writer
 from outvote.results.round import Round
+from outvote.results.run import KeptRun
 from outvote.results.schema import Status
 from outvote.training.gpu_memory import even_size
 
@@ -44,7 +45,8 @@ Todo = tuple[int, Job]
 class Runner:
     """How runs are executed: no result depends on it, but for the device in the last bits."""
 
-    output: Path
+    output: Path | None
+    """The store; None: nothing is stored."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     checkpoint_every: float = CHECKPOINT_EVERY
     """Seconds; 0: after every round."""
@@ -74,7 +76,7 @@ class Runner:
         """Execute the runs of a plan; return the outcome of each, in their order."""
         with on_gpu(self.device):
             self.check(plan)
-            jobs = plan.jobs(self.output)
+            jobs = plan.jobs_in_memory() if self.output is None else plan.jobs(self.output)
             ends, todo = self.sort(jobs)
             _Sweep(self, ends).execute(todo)
         return [ends[job.hash] for job in jobs]
@@ -249,7 +251,11 @@ class _Sweep(Listener):
         try:
             job.check_code()
             run = self.builder.run(job.spec)
-            if damaged is not None and (end := self._repaired(job, writer, run, damaged)):
+            if (
+                damaged is not None
+                and isinstance(writer, Writer)
+                and (end := self._repaired(job, writer, run, damaged))
+            ):
                 self.on_end(end)
                 return None
         except StoreError:  # Of a repair: the run is still over.
@@ -279,7 +285,7 @@ class _Sweep(Listener):
         writer.repair(msgspec.structs.replace(status, sums=None), audit)
         return self.runner.known_end(job, job.status)
 
-    def _fail(self, job: Job, writer: Writer, error: Exception) -> None:
+    def _fail(self, job: Job, writer: Writer | KeptRun, error: Exception) -> None:
         self.on_end(job.fail(writer, one_sentence(error), "".join(format_exception(error))))
 
     def _name_resumed(self, open_runs: Sequence[OpenRun]) -> None:

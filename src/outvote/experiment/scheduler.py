@@ -54,10 +54,11 @@ def execute_on(workers: ProcessPool, runner: Runner, plan: Plan) -> list[RunEnd]
     user's files of rules and attacks. A process that is killed harms only its own unit, which is
     tried once more. Units that an executor does not accept are left.
     """
+    assert runner.output is not None  # Processes share nothing but the store.
     runner.check(plan)
     jobs = plan.jobs(runner.output)
     ends, todo = runner.sort(jobs)
-    scheduler = _Scheduler(workers, runner, ends)
+    scheduler = _Scheduler(workers, runner, ends, stop_file(runner.output))
     try:
         scheduler.execute(todo)
         # The other process that worked on these may have ended.
@@ -206,9 +207,11 @@ class Follower:
 class _Scheduler:
     """Submits units, and collects their results."""
 
-    def __init__(self, workers: ProcessPool, runner: Runner, ends: dict[str, RunEnd]) -> None:
+    def __init__(
+        self, workers: ProcessPool, runner: Runner, ends: dict[str, RunEnd], stop: Path
+    ) -> None:
         self.workers, self.runner, self.ends = workers, runner, ends
-        self.stop_file = stop_file(runner.output)
+        self.stop_file = stop
         self.is_stopped, self.store_fault, self.refusal = False, "", ""
         self.waiting: dict[Future[UnitResult], Unit] = {}
         self.follower = Follower(runner.listener, ())

@@ -20,6 +20,7 @@ from outvote.results.audit_log import audit_arrays, to_npz
 from outvote.results.checkpoint import BOTH, Checkpoint, drop
 from outvote.results.folder import Writer
 from outvote.results.round import Round
+from outvote.results.run import KeptRun
 from outvote.results.schema import Outcome, Status, Timing
 from outvote.server.step import STATE_NAMES
 from outvote.state_format import pack_state, unpack_state
@@ -38,7 +39,7 @@ class OpenRun:
     """A run whose folder is locked, and the checkpoint that it resumes from."""
 
     job: Job
-    writer: Writer
+    writer: Writer | KeptRun
     run: Run
     checkpoint: Checkpoint | None
 
@@ -109,7 +110,7 @@ class StackRun:
         )
         for step in steps:
             listener.on_round(self._record(step, monotonic() - start, listener))
-            if self.state.round == first:
+            if self.state.round == first and self.open_runs[0].job.kept is None:
                 self._try_to_pack()
             for number in step.over:
                 self.end(number, "diverged", listener)
@@ -137,13 +138,16 @@ class StackRun:
 
     def end(self, number: int, outcome: Outcome, listener: Listener) -> None:
         """Write that a run is over."""
-        each = self.open_runs[number]
-        each.writer.save(self._checkpoint(number, outcome), self._status("running"))
-        rounds = each.writer.folder.rounds()
-        status = self._status(outcome)
-        each.writer.end(status, make_audit(self.builder, each.job, each.run, rounds))
-        if not self.keep_weights:
-            drop(each.writer.path, *BOTH)
+        each, status = self.open_runs[number], self._status(outcome)
+        writer = each.writer
+        if isinstance(writer, KeptRun):
+            writer.write_status(status)
+        else:
+            writer.save(self._checkpoint(number, outcome), self._status("running"))
+            rounds = writer.folder.rounds()
+            writer.end(status, make_audit(self.builder, each.job, each.run, rounds))
+            if not self.keep_weights:
+                drop(writer.path, *BOTH)
         del self.rows[number]
         listener.on_end(RunEnd(job=each.job, outcome=outcome, reason=status.reason))
 

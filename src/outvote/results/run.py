@@ -1,15 +1,20 @@
 """A run as tables, figures and reports read it, from its folder or from an export."""
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
 from typing import Any, final
 
+import msgspec
+
 from outvote.results.check import check_run
+from outvote.results.checkpoint import Checkpoint
 from outvote.results.folder import RunFolder
 from outvote.results.labels import label, user_files, user_objects, value_of
-from outvote.results.schema import Environment, Status
+from outvote.results.round import Round
+from outvote.results.schema import Environment, Status, Timing
 from outvote.results.series import Clients, Series, Summary, clients_of, series_of, summary_of
 
 
@@ -133,3 +138,63 @@ def read_result(folder: RunFolder) -> Result | None:
         clients=clients_of(found.rounds),
         faults=found.texts(),
     )
+
+
+@final
+class KeptRun:
+    """The results of a run that stay in memory: what a `Writer` is for a folder."""
+
+    metrics_sum = ""
+    """A checkpoint in memory needs no checksum of the rounds."""
+
+    def __init__(self, config: str, checksum: str) -> None:
+        """Begin with nothing; `config` is the text of config.toml."""
+        self.config, self.checksum = config, checksum
+        self.status: Status | None = None
+        self.environment: Environment | None = None
+        self.rounds: list[Round] = []
+        self.seconds = 0.0
+        self.checkpoint: Checkpoint | None = None
+
+    def resume(self) -> tuple[Checkpoint | None, list[str]]:
+        """Return the checkpoint of a stack that was split; None: start anew."""
+        return self.checkpoint, []
+
+    def begin(self, round_: int, environment: Environment) -> None:
+        """Remove the records after a round."""
+        del self.rounds[round_:]
+        self.environment = environment
+
+    def add(self, round_: Round, timing: Timing) -> None:
+        """Record a round as a file has it: what is not finite is None."""
+        line = msgspec.json.encode(round_.line())
+        self.rounds.append(msgspec.json.decode(line, type=Round))
+        self.seconds += timing.seconds / timing.num_runs
+
+    def save(self, checkpoint: Checkpoint, status: Status) -> None:
+        """Keep a checkpoint to resume from."""
+        self.checkpoint, self.status = checkpoint, status
+
+    def write_status(self, status: Status) -> None:
+        """Keep the status."""
+        self.status = status
+
+    def close(self) -> None:
+        """Nothing is locked."""
+
+    def result(self, suite: str, name: str) -> Result | None:
+        """Return the run; None if it never began to train."""
+        if self.status is None or self.environment is None:
+            return None
+        return Result(
+            suite=suite,
+            name=name,
+            config=tomllib.loads(self.config),
+            status=self.status,
+            environment=self.environment,
+            series=series_of(self.rounds),
+            seconds=self.seconds,
+            num_samples=sum(each.num_samples for each in self.rounds),
+            folder=None,
+            clients=clients_of(self.rounds),
+        )
