@@ -15,7 +15,8 @@ from torch import Tensor
 
 WIDE = torch.float32
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# The square of a larger float64 is not finite, so a distance to it could not be computed.
+# Squares of larger numbers are near the largest float64, or beyond it. Up to here there is room for
+# sums, differences and products of squares.
 LARGEST = 1e120
 
 
@@ -140,7 +141,7 @@ def _promotion_notes(dtypes: Sequence[torch.dtype], dtype: torch.dtype) -> tuple
 
 
 def finite_rows(rows: Tensor, norms: list[float]) -> list[bool]:
-    """Mark the rows that have no NaN, infinity or number whose square is not finite."""
+    """Mark the rows that have no NaN, infinity or number above `LARGEST`."""
     largest = min(LARGEST, torch.finfo(rows.dtype).max)
     # A norm may overflow although all numbers are fine: look at such rows one number at a time.
     return [

@@ -16,11 +16,14 @@ import torch
 import outvote as ov
 from outvote.ops import door
 from outvote.ops.groups import (
+    LARGEST_AT_ONCE,
     LARGEST_SIZE,
     LARGEST_SORTED,
     KeyedOrder,
-    SortedOrder,
+    TableOrder,
     draw_order,
+    in_order,
+    pair_sums,
 )
 from outvote.rules.groups import draw_split
 from outvote.seeding import LARGEST_WITH_SHORT_DRAWS, RandomStream
@@ -79,10 +82,32 @@ def test_orders_are_pinned():
 
 
 def test_the_limit_between_the_two_kinds_of_order():
-    assert isinstance(draw_order(LARGEST_SORTED, 0), SortedOrder)
+    assert isinstance(draw_order(LARGEST_SORTED, 0), TableOrder)
     assert isinstance(draw_order(LARGEST_SORTED + 1, 0), KeyedOrder)
     with pytest.raises(ValueError, match=f"from 1 to {LARGEST_SIZE}, got {LARGEST_SIZE + 1}"):
         KeyedOrder.draw(LARGEST_SIZE + 1, 0)
+
+
+def test_a_huge_order_is_had_in_parts_alone(device):
+    size = 5 * LARGEST_AT_ONCE
+    order = draw_order(size, 0)
+    some = order.positions_between(size - 1_000, size)
+    assert some.dtype == np.int64
+    assert some.max() > 2**32
+    rows = torch.zeros(1, 4, 1, device=device).expand(1, 4, size)
+    for ask in (order.index, order.positions, lambda: in_order(rows, [order])):
+        with pytest.raises(ValueError, match=f"order of {size} coordinates is too large"):
+            ask()
+
+
+def test_sums_of_a_part_of_a_huge_order_are_right(device):
+    size, width = 5 * LARGEST_AT_ONCE, 1_000
+    order = draw_order(size, 0)
+    rows = torch.zeros(1, 2, width, device=device)
+    rows[:, 1] = 1
+    found = pair_sums(rows, [order], (0, size, 5, LARGEST_AT_ONCE), size - width)
+    groups = order.positions_between(size - width, size) // LARGEST_AT_ONCE
+    assert found[0, :, 0, 1].tolist() == np.bincount(groups, minlength=5).tolist()
 
 
 def test_all_orders_of_few_things_are_equally_likely():

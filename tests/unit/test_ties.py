@@ -57,7 +57,7 @@ def test_equal_scores_go_to_the_lower_index(device_scores, device):
     scores = torch.tensor([[3.0, 1.0, 2.0, 1.0, 2.0]], dtype=device_scores, device=device)
     assert order.smallest(scores, 3).tolist() == [[False, True, True, True, False]]
     assert order.average_of_smallest(scores, 4).tolist() == [[0, 0.25, 0.25, 0.25, 0.25]]
-    assert order.order(scores).tolist() == [[1, 3, 2, 4, 0]]
+    assert order.clients_by_score(scores).tolist() == [[1, 3, 2, 4, 0]]
 
 
 def test_scores_that_differ_by_rounding_are_equal_and_others_are_not(device):
@@ -67,14 +67,14 @@ def test_scores_that_differ_by_rounding_are_equal_and_others_are_not(device):
     )
     first = order.smallest(scores.to(device), 1)
     assert first.tolist() == [[True, False, False, False, False]]
-    assert order.order(scores.to(device)).tolist() == [[0, 1, 4, 2, 3]]
+    assert order.clients_by_score(scores.to(device)).tolist() == [[0, 1, 4, 2, 3]]
 
 
 def test_rounding_keeps_signs_zeros_and_infinities():
     values = torch.tensor([0.0, -0.0, 1.0, -1.0, torch.inf, -torch.inf, 5e-324, 1e300])
-    rounded = order.ranked(values)
+    rounded = order.rounded_score(values)
     assert rounded[:6].equal(values[:6].double())
     assert torch.signbit(rounded[1])
     numbers = torch.linspace(1, 2, 1001, dtype=torch.float64)
-    far = (order.ranked(numbers) - numbers).abs()
+    far = (order.rounded_score(numbers) - numbers).abs()
     assert 0 < float(far.max()) <= 2.0**-40

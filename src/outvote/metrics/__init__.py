@@ -1,1 +1,1 @@
-"""Metrics: what is recorded of a round."""
+"""Metrics: what is measured of a round; results/round.py records it."""

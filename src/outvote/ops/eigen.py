@@ -1,4 +1,4 @@
-"""The top eigenvector of many small symmetric matrices."""
+"""How far each row reaches along the top direction, for many small matrices of inner products."""
 
 import torch
 from torch import Tensor
@@ -15,20 +15,21 @@ TINY = 1e-290
 
 
 def leading_projections(matrices: Pairs, scale: Tensor, stream: RandomStream) -> PerClient:
-    """Return the top eigenvalue times the squared entries of its eigenvector, times a scale.
+    """Return the squared projection of each row on the top direction of all, times a scale.
 
-    `matrices` are inner products: symmetric, without negative eigenvalues, their largest entry
-    about 1 or all of them 0. So the result are the squared projections of the rows on the top
-    direction; one that is negligible beside the row itself is 0.
+    `matrices` are the inner products of the rows: symmetric, without negative eigenvalues, their
+    largest entry about 1 or all of them 0. With the top eigenvalue and its eigenvector v, of length
+    1, the squared projection of row i is the eigenvalue times v_i squared. One that is negligible
+    beside the row itself is 0.
 
-    Where the top eigenvalue is one of several equal ones, the eigenvector is the projection of a
-    vector that is drawn for each run: nobody who does not know it can send gradients that hide the
-    top direction. All backends begin with that vector.
+    Several eigenvalues may be equally large. Then there are many top directions, and a vector that
+    is drawn for each run decides: the one nearest to it is taken. Gradients that hide the top
+    direction can only be made by somebody who knows that vector. All backends begin with it.
     """
     start = stream.fold_in("lanczos").signed_sizes(matrices.shape[-1], matrices.device)
     start = start.view(len(start), *[1] * (matrices.dim() - 3), -1).expand(matrices.shape[:-1])
     own = matrices.diagonal(dim1=-2, dim2=-1)
-    # More of the long rows, whose direction it may be.
+    # Long rows get more weight, as the top direction is likely to be near theirs.
     start = start * (1 + own / own.amax(dim=-1, keepdim=True).clamp(min=TINY))
     kernel = backend("leading_projections", matrices, matrices.shape[-1])
     if kernel is not None:

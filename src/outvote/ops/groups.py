@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import isqrt
-from typing import ClassVar, final
+from typing import final
 
 import numpy as np
 import torch
@@ -28,37 +28,51 @@ from outvote.ops.process import CPU, lazy, mapped
 NUM_ROUNDS = 6
 # Up to here all orders are equally likely, and sorting takes less than a millisecond.
 LARGEST_SORTED = 8_192
+LARGEST_SIZE = 2**50
 # Cells of the matrix are numbered with 31 bits, and with more where they are asked for in parts.
-LARGEST_SIZE = 2**31 - 2**16
-LARGEST_IN_PARTS = 2**50
+LARGEST_AT_ONCE = 2**31 - 2**16
 # Shorter steps fit the cache of a core better, but then two cores were hardly faster than one.
 AT_ONCE = 1 << 18
 HALF = np.uint64(32)
 
 
-def draw_order(size: int, seed: int, *, largest: int = LARGEST_SIZE) -> "SortedOrder | KeyedOrder":
+def draw_order(size: int, seed: int) -> "TableOrder | KeyedOrder":
     """Draw the random order of `size` things of a seed of at most 64 bits."""
     if size <= LARGEST_SORTED:
-        return SortedOrder.draw(size, seed)
-    return KeyedOrder.draw(size, seed, largest=largest)
+        return TableOrder.draw(size, seed)
+    return KeyedOrder.draw(size, seed)
+
+
+def check_at_once(size: int) -> None:
+    """Raise unless all positions of so many things can be had at once."""
+    if size > LARGEST_AT_ONCE:
+        raise ValueError(
+            f"an order of {size} coordinates is too large to be had at once, at most "
+            f"{LARGEST_AT_ONCE}; aggregate files, which are read in parts."
+        )
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class SortedOrder:
-    """A random order of few things: random keys, sorted."""
+class TableOrder:
+    """An order that is a table of all positions."""
 
     table: Tensor
     """The position of each thing, ``[size]`` int32 on the host."""
-    num_columns: ClassVar[int] = 0
 
     @classmethod
-    def draw(cls, size: int, seed: int) -> "SortedOrder":
-        """Draw the order of a seed of at most 64 bits."""
+    def of(cls, positions: np.ndarray) -> "TableOrder":
+        """Return the order with these positions."""
+        check_at_once(len(positions))
+        return cls(torch.from_numpy(positions.astype(np.int32, copy=False)))
+
+    @classmethod
+    def draw(cls, size: int, seed: int) -> "TableOrder":
+        """Draw the random order of a seed of at most 64 bits: random keys, sorted."""
         keys = np.random.Philox(key=seed).random_raw(size)
         positions = np.empty(size, np.int32)
         positions[np.argsort(keys, kind="stable")] = np.arange(size, dtype=np.int32)
-        return cls(torch.from_numpy(positions))
+        return cls.of(positions)
 
     def index(self, device: torch.device = CPU) -> Tensor:
         """Return the thing at each position, ``[size]`` int32."""
@@ -92,15 +106,13 @@ class KeyedOrder:
         object.__setattr__(self, "num_columns", -(-self.size // num_rows))
 
     @classmethod
-    def draw(
-        cls, size: int, seed: int, num_rounds: int = NUM_ROUNDS, *, largest: int = LARGEST_SIZE
-    ) -> "KeyedOrder":
+    def draw(cls, size: int, seed: int, num_rounds: int = NUM_ROUNDS) -> "KeyedOrder":
         """Draw the order of a seed of at most 64 bits.
 
-        Beyond `LARGEST_SIZE` only `positions_between` may be asked for.
+        Beyond `LARGEST_AT_ONCE` there is only `positions_between`.
         """
-        if not 1 <= size <= largest:
-            raise ValueError(f"size must be from 1 to {largest}, got {size}.")
+        if not 1 <= size <= LARGEST_SIZE:
+            raise ValueError(f"size must be from 1 to {LARGEST_SIZE}, got {size}.")
         return cls(size, seed, num_rounds)
 
     @lazy
@@ -119,6 +131,7 @@ class KeyedOrder:
 
     def positions(self, device: torch.device = CPU) -> Tensor:
         """Return the position of each thing, ``[size]`` int32."""
+        check_at_once(self.size)
         if device.type == "cpu" and self.num_rounds == NUM_ROUNDS:
             return torch.from_numpy(self.positions_between(0, self.size))
         return self._walked(torch.arange(self.size, device=device)).int()
@@ -130,7 +143,7 @@ class KeyedOrder:
         """
         num_columns = self.num_columns
         first, last = start // num_columns, -(-stop // num_columns)
-        kind = np.int32 if self.size <= LARGEST_SIZE else np.int64
+        kind = np.int32 if self.size <= LARGEST_AT_ONCE else np.int64
         cells = np.empty((last - first, num_columns), kind)
         step = max(1, min(last - first, AT_ONCE // num_columns))
         buffers = np.empty((3, step, num_columns), np.uint32)
@@ -198,9 +211,9 @@ def inverse(positions: Tensor) -> Tensor:
     return index.scatter_(0, positions.long(), things)
 
 
-Orders = Sequence[KeyedOrder | SortedOrder]
+Orders = Sequence[KeyedOrder | TableOrder]
 Sizes = tuple[int, int, int, int]
-"""(Number, width) of the larger groups, which come first in the order, then of the smaller."""
+"""(Number, width) of the groups that come first in the order, then of those of another width."""
 
 # Sums over pairs beat reading the groups where there are few clients, and groups neither so few
 # that sums wait for each other nor so many that they do not fit the cache.
@@ -215,7 +228,7 @@ def in_order(rows: Rows, orders: Orders | Tensor) -> Columns:
     """
     if not isinstance(orders, Tensor):
         kernel = backend("in_order", rows, rows.shape[-2])
-        if kernel is not None and {*map(type, orders)} == {KeyedOrder}:
+        if kernel is not None and _fit_kernels(orders):
             copied: Columns = kernel(rows, orders)
             return copied
         orders = torch.stack([order.index(rows.device) for order in orders])
@@ -235,14 +248,17 @@ def in_order(rows: Rows, orders: Orders | Tensor) -> Columns:
 
 def groups_at(positions: np.ndarray, sizes: Sizes) -> np.ndarray:
     """Return the group of each position of an order that is cut so."""
-    num_large, large, num_small, small = sizes
-    if num_large == 0 or num_small == 0:
-        found: np.ndarray = positions // (large if num_large else small)
-        return found
-    # The smaller groups are narrower: among the larger this is too low, and then the other is.
-    after = (positions - num_large * large) // small + num_large
-    larger: np.ndarray = np.maximum(positions // large, after)
-    return larger
+    num_first, first, num_second, second = sizes
+    groups: np.ndarray = positions // first
+    if num_second:
+        end = num_first * first
+        groups = np.where(positions < end, groups, num_first + (positions - end) // second)
+    return groups
+
+
+def _fit_kernels(orders: Orders) -> bool:
+    """Return whether kernels take these orders, whose cells they number with 31 bits."""
+    return all(isinstance(order, KeyedOrder) and order.size <= LARGEST_AT_ONCE for order in orders)
 
 
 def are_sums_faster(rows: Rows, num_groups: int) -> bool:
@@ -263,7 +279,7 @@ def pair_sums(rows: Rows, orders: Orders, sizes: Sizes, start: int = 0) -> Pairs
     added to its group. Nothing cancels, and nothing is copied.
     """
     kernel = backend("pair_sums", rows, rows.shape[-2])
-    if kernel is not None and {*map(type, orders)} == {KeyedOrder}:
+    if kernel is not None and _fit_kernels(orders):
         found: Tensor = kernel(rows, orders, sizes, start)
         return found
     num_clients, width = rows.shape[-2:]

@@ -41,7 +41,7 @@ enum {
     HALF = 8,
     /* Numbers of float64 of half a line. */
     FOUR = 4,
-    /* Of KeyedOrder in keyed_order.py. */
+    /* Of KeyedOrder in groups.py. */
     NUM_ROUNDS = 6,
     /* Coordinates that are copied together, at most, and whose differences are squared together. */
     MOST_COPIED = 1024,
@@ -79,7 +79,7 @@ int outvote_level(void)
 #endif
 }
 
-/* A random order of the coordinates: KeyedOrder in keyed_order.py. */
+/* A random order of the coordinates: KeyedOrder in groups.py. */
 typedef struct {
     int64_t size;
     int32_t num_rows, num_columns;
@@ -778,7 +778,7 @@ static void begin(const Krum *krum, int32_t num_neighbours)
     }
 }
 
-/* Return the first of the smallest scores, rounded to 40 significant bits as select.py says; those of
+/* Return the first of the smallest scores, rounded to 40 significant bits as order.py says; those of
 clients that are gone are not numbers. */
 static int32_t client_of_smallest_score(const Krum *krum)
 {

@@ -250,7 +250,7 @@ def _everyone(num_clients: int, num_groups: int) -> np.ndarray:
 
 
 def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine: int) -> Tensor:
-    """See `select.select_one_by_one`."""
+    """See `order.select_one_by_one`."""
     num_clients = squared_distances.shape[-1]
     far = squared_distances.contiguous()
     is_left = far.new_empty(far.shape[:-1], dtype=torch.bool)

@@ -297,15 +297,15 @@ def _without_rounding(left: Tensor, own: Tensor) -> Tensor:
 HALF_UNIT, DROPPED = 0x1000, 0x1FFF
 
 
-def ranked(scores: Tensor) -> Tensor:
+def rounded_score(scores: Tensor) -> Tensor:
     """Round each score to 40 significant bits of its own, float64."""
     bits = scores.double().contiguous().view(torch.int64)
     return (bits + HALF_UNIT).bitwise_and_(~DROPPED).view(torch.float64)
 
 
-def order(scores: PerClient) -> Tensor:
+def clients_by_score(scores: PerClient) -> Tensor:
     """Return the clients, the smallest score first; of equal ones the lower index."""
-    return ranked(scores).argsort(dim=-1, stable=True)
+    return rounded_score(scores).argsort(dim=-1, stable=True)
 
 
 def smallest(scores: PerClient, num_smallest: int) -> Tensor:
@@ -314,7 +314,7 @@ def smallest(scores: PerClient, num_smallest: int) -> Tensor:
     if kernel is not None:
         found: Tensor = kernel(scores, num_smallest)
         return found
-    first = order(scores)[..., :num_smallest]
+    first = clients_by_score(scores)[..., :num_smallest]
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, first, value=True)
 
 
@@ -324,7 +324,7 @@ def average_of_smallest(scores: PerClient, num_smallest: int) -> PerClient:
     if kernel is not None:
         found: Tensor = kernel(scores, num_smallest)
         return found
-    first = order(scores)[..., :num_smallest]
+    first = clients_by_score(scores)[..., :num_smallest]
     weights = torch.zeros_like(scores, dtype=torch.float64)
     return weights.scatter_(-1, first, value=1 / num_smallest)
 
@@ -336,7 +336,7 @@ def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine
     `num_byzantine` + 2 of them, itself included, and one at least. There is at least
     one Byzantine client. Ties go to the lower index.
     """
-    far = ranked(squared_distances)
+    far = rounded_score(squared_distances)
     num_clients = far.shape[-1]
     kernel = backend("select_one_by_one", far, num_clients)
     if kernel is not None:
@@ -349,7 +349,7 @@ def select_one_by_one(squared_distances: Pairs, num_selected: int, num_byzantine
         num_neighbours = max(1, num_left - num_byzantine - 2)
         counts = is_left.unsqueeze(-2).expand_as(who).gather(-1, who) & far.isfinite()
         counts &= counts.cumsum(dim=-1) <= num_neighbours
-        scores = ranked(torch.where(counts, far, 0).sum(dim=-1))
+        scores = rounded_score(torch.where(counts, far, 0).sum(dim=-1))
         scores = scores.masked_fill(~is_left, torch.inf)
         is_left.scatter_(-1, scores.argmin(dim=-1, keepdim=True), value=False)
     return ~is_left

@@ -26,14 +26,13 @@ from outvote.ops.process import work_dtype
 CANCELLATION = {torch.float32: 1e-4, torch.float64: 1e-10}
 # Sums of squared norms up to this do not overflow in float32.
 FLOAT32_NORM = 1e30
-# Squared norms below this have lost digits in float32, or all of them.
+# Squared norms and distances below this have lost digits in float32, or all of them.
 SHORTEST_NORM = 1e-30
 # Up to so many coordinates, plain differences are cheaper than a Gram matrix and its checks; with a
 # kernel up to the second number.
 FEW_COORDINATES, FEW_WITH_KERNEL = 8, 32
 # On a CPU, so many differences of all pairs take less time than to start products and checks.
 FEW_DIFFERENCES = 1 << 15
-NUM_SAMPLED_COORDINATES = 512
 # From so many on, a mirrored quarter of the products pays for a second, smaller product.
 MANY_CLIENTS, MANY_COORDINATES = 32, 256
 # So many blocks of work keep every processor of a GPU busy to the end.
@@ -47,12 +46,11 @@ MANY_MATRICES = 32
 def medoids(columns: Columns) -> Tensor:
     """Return, for every run, the client whose median distance to the others is smallest.
 
-    Found on a sample of coordinates. A client who hides a huge value outside the sample can win;
-    the differences that this makes inexact are recomputed, so it costs time and not precision.
+    A sample of the coordinates is enough. A client who hides a huge value outside the sample can
+    win; the differences that this makes inexact are recomputed, so it costs time and not precision.
     """
-    step = max(1, columns.shape[-2] // NUM_SAMPLED_COORDINATES)
-    sample = columns[..., ::step, :][..., :NUM_SAMPLED_COORDINATES, :].double()
-    distances = torch.cdist(sample.mT, sample.mT, compute_mode="donot_use_mm_for_euclid_dist")
+    rows = columns.mT.double()
+    distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
     return distances.median(dim=-1).values.argmin(dim=-1)
 
 
@@ -137,8 +135,8 @@ def squared_distances(
 ) -> tuple[Pairs, Tensor | None]:
     """Return the squared distances between all pairs of clients, from their inner products.
 
-    `dtype` is what the products were worked out in. Also return where, above the diagonal, they are
-    inexact; None: nowhere (a GPU is waited for).
+    `dtype` is what the products were worked out in. Also return a mask of the pairs above the
+    diagonal whose distances are inexact, or None if all are exact; to tell, this waits for a GPU.
     """
     kernel = backend("squared_distances", products)
     if kernel is not None:
@@ -195,18 +193,17 @@ def _are_copies(originals: Tensor, like: Tensor) -> Tensor:
 
 def sums_of_smallest_distances(
     products: Pairs, num_smallest: int, dtype: torch.dtype, originals: Tensor | None = None
-) -> tuple[PerClient, int | None]:
+) -> tuple[PerClient, bool]:
     """Return the sum of every client's smallest squared distances, 0 to itself among them.
 
-    Also return how many of the distances are inexact; None: none (a GPU is waited for).
+    Also return whether all of the distances are exact; to tell, this waits for a GPU.
     """
     kernel = backend("sums_of_smallest_distances", products, products.shape[-1])
     if kernel is not None:
-        sums, count = kernel(products, num_smallest, CANCELLATION[dtype], originals)
-        return sums, int(count) or None
+        sums, is_exact = kernel(products, num_smallest, CANCELLATION[dtype], originals)
+        return sums, is_exact
     far, inexact = squared_distances(products, dtype, originals)
-    count = None if inexact is None else int(inexact.sum())
-    return order.sum_of_smallest(far, num_smallest), count
+    return order.sum_of_smallest(far, num_smallest), inexact is None
 
 
 def squared_distances_to_average(
@@ -214,7 +211,8 @@ def squared_distances_to_average(
 ) -> tuple[PerClient, Tensor | None]:
     """Return how far every client is from the weighted average of all, squared, float64.
 
-    Also return which groups are inexact, ``[*batch]``; None: none (a GPU is waited for).
+    Also return a mask of the groups with inexact distances, ``[*batch]``, or None if all are exact;
+    to tell, this waits for a GPU.
     """
     kernel = backend("squared_distances_to_average", products, products.shape[-1])
     if kernel is not None:

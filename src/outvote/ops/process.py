@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, lru_cache
-from itertools import pairwise
 from operator import attrgetter
 from threading import Barrier, Lock, local
 from typing import Any, Generic, TypeVar, cast, overload
@@ -140,7 +139,7 @@ class _Settings:
                 self.now = list(self.saved)
             self.inside[kind] += number
             if self.inside[kind] != max(0, number):
-                return  # Others need the same.
+                return  # Neither the first to come in nor the last to go out: others need the same.
             inside = self.inside
             for k, backend in enumerate(self.backends):
                 name = self.saved[k]
@@ -189,8 +188,6 @@ class _OldSetting:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Value = TypeVar("Value")
-# Handing a piece to another thread costs about as much as working on this many values.
-GRAIN = 1 << 16
 CPU = torch.device("cpu")
 
 
@@ -293,18 +290,6 @@ def mapped(
     with _LOCK:
         pool = _pool(torch.get_num_threads())
     return list(pool.map(run, range(len(waiting))))
-
-
-def in_pieces(work: Callable[[slice], object], num_items: int, values_per_item: int) -> None:
-    """Run `work` on slices that together cover ``range(num_items)``."""
-    is_worker = getattr(_HERE, "is_worker", False)
-    num_threads = 1 if is_worker else torch.get_num_threads()
-    num_pieces = min(num_threads, max(1, num_items * values_per_item // GRAIN))
-    if num_pieces == 1:
-        work(slice(0, num_items))
-        return
-    cuts = [num_items * k // num_pieces for k in range(num_pieces + 1)]
-    mapped(work, [slice(a, b) for a, b in pairwise(cuts)])
 
 
 class lazy(Generic[Value]):  # noqa: N801  (used like a built-in decorator)

@@ -46,10 +46,10 @@ class ClientMatrix:
     ) -> None:
         """Take the values, and what is known about them.
 
-        `centre` is the central client of each run, `products` a way to the inner products relative
-        to it that is shorter than through the values, `originals` has the first client equal to
-        each. `is_wide`: squares need float64, as some clients are huge or all are tiny.
-        `largest_norm`: no client is longer, in all coordinates.
+        `centre` is the central client of each run. `products` computes the inner products without
+        reading the values. `originals` has the first client equal to each. `is_wide`: squares need
+        float64, as some clients are huge or all are tiny. `largest_norm`: no client is longer, in
+        all coordinates.
         """
         self.values = values
         self.shape, self.device = values.shape, values.device
@@ -148,10 +148,10 @@ class ClientMatrix:
                 return pairs.sums_of_smallest_differences(
                     self.columns, num_smallest, self.largest_norm
                 )
-            found, inexact = pairs.sums_of_smallest_distances(
+            found, is_exact = pairs.sums_of_smallest_distances(
                 self.products, num_smallest, self.work_dtype, self.originals
             )
-            if inexact is None:
+            if is_exact:
                 return found
         return order.sum_of_smallest(self.squared_distances, num_smallest)
 
@@ -319,12 +319,12 @@ class ClientMatrix:
 
         values = self.values.changed(join, self.num_clients + 1, point)
         # Averages of clients have inner products around a client that is not among them.
-        has_products = self._products is None or self._centre is not None
+        centre_is_a_client = self._products is None or self._centre is not None
         originals = None
         if self.originals is not None:
             itself = torch.full_like(self.originals[..., :1], self.num_clients)
             originals = torch.cat([self.originals, itself], dim=-1)
-        if self.is_narrow or self.dim == self.num_clients + 1 or not has_products:
+        if self.is_narrow or self.dim == self.num_clients + 1 or not centre_is_a_client:
             return ClientMatrix(values, originals=originals, is_wide=self.is_wide)
 
         def products() -> Pairs:
@@ -358,7 +358,7 @@ class ClientMatrix:
         return ClientMatrix(InMemory(self.values.at(index)), is_wide=self.is_wide)
 
     def split(self, how: str, num_groups: int, info: "RoundInfo") -> "Groups":
-        """Split the coordinates into groups: `how` is one of `split.SPLITS`."""
+        """Split the coordinates into groups: `how` is one of `groups.SPLITS`."""
         from outvote.rules.groups import Groups  # groups needs ClientMatrix
 
         return Groups.of(self, how, num_groups, info)

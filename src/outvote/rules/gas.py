@@ -69,11 +69,11 @@ class GAS(Wrapper):
         groups = matrix.split(self.split, self.num_groups, info)  # 1. split
         inside = self.inside_info(info, matrix.num_clients)
         inside = replace(inside, wants_weights=False, counts=None)
-        notes: set[str] = set()
+        inside_notes: set[str] = set()
 
         def measure(group: ClientMatrix) -> PerClient:
             found = compute_weighted(self.rule, group, inside)
-            notes.update(found.notes)
+            inside_notes.update(found.notes)
             return group.total_distances_to(found)
 
         scores = groups.total(  # 2. identify
@@ -82,10 +82,12 @@ class GAS(Wrapper):
             reduce=reduction(self.rule, inside.num_byzantine),
         )
         num_kept = max(1, matrix.num_clients - info.num_byzantine)
-        weights = average_of_smallest(scores, num_kept)  # 3. aggregate
-        found = (*groups.notes, *sorted(notes))
+        # 3. aggregate: the clients with the largest scores are dropped, the others averaged
         return Aggregation(
-            weights=weights, scores=scores, num_groups=groups.num_groups, notes=found
+            weights=average_of_smallest(scores, num_kept),
+            scores=scores,
+            num_groups=groups.num_groups,
+            notes=(*groups.notes, *sorted(inside_notes)),
         )
 
 

@@ -4,31 +4,30 @@ A random split depends on the seed and the number of coordinates alone: it is th
 device, in memory and in a stream. What is measured on groups is added up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-
-from outvote.errors import check_choice, check_kind
-from outvote.ops.groups import LARGEST_IN_PARTS, KeyedOrder, SortedOrder, draw_order
-
-if TYPE_CHECKING:
-    from outvote.rules.rule import RoundInfo
-
-
-from collections.abc import Callable, Iterator
-from functools import partial
-from threading import Lock
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from outvote.axes import Columns, Pairs, PerClient, PerCoordinate
-from outvote.ops.groups import are_sums_faster, in_order, pair_sums
+from outvote.errors import check_choice, check_kind
+from outvote.ops.groups import (
+    KeyedOrder,
+    Sizes,
+    TableOrder,
+    are_sums_faster,
+    draw_order,
+    groups_at,
+    in_order,
+    pair_sums,
+)
+from outvote.ops.pairs import SHORTEST_NORM
 from outvote.ops.process import free_cores, mapped, once
 from outvote.rules.client_matrix import ClientMatrix
 from outvote.rules.values import InMemory, Stream
@@ -40,6 +39,16 @@ if TYPE_CHECKING:
 SPLITS = ("balanced", "ceil", "contiguous", "by-layer", "by-layer-random")
 BY_LAYER = SPLITS[3:]
 """Those that need the sizes of the layers."""
+
+Measure = Callable[[ClientMatrix], PerClient]
+Reduce = Callable[[Columns], PerCoordinate]
+
+# The values of groups that one core works on, and of their n x n matrices, which are worked on in
+# many small steps, each with its price.
+VALUES_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 28}
+MATRICES_AT_ONCE = {"cpu": 1 << 19, "cuda": 1 << 26}
+# Work on so many values takes long enough to end the threads of torch, which spin, before it.
+MANY_VALUES = 1 << 22
 
 
 def check_split(rule: Any, how: str, num_groups: int) -> None:
@@ -61,7 +70,7 @@ def check_split(rule: Any, how: str, num_groups: int) -> None:
 class LayeredOrder:
     """A random order within each layer; the layers stay one after the other."""
 
-    def __init__(self, orders: Sequence[KeyedOrder | SortedOrder], sizes: Sequence[int]) -> None:
+    def __init__(self, orders: Sequence[KeyedOrder | TableOrder], sizes: Sequence[int]) -> None:
         """Take the order of each layer, and its size."""
         self.orders = orders
         self.starts = np.concatenate([[0], np.cumsum(sizes)])
@@ -76,14 +85,9 @@ class LayeredOrder:
             start, number = end, number + 1
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
-    def listed(self) -> SortedOrder:
+    def listed(self) -> TableOrder:
         """Return the same with a table of all positions."""
-        return listed(self.positions_between(0, int(self.starts[-1])))
-
-
-def listed(positions: np.ndarray) -> SortedOrder:
-    """Return the order with these positions."""
-    return SortedOrder(torch.from_numpy(positions.astype(np.int32)))
+        return TableOrder.of(self.positions_between(0, int(self.starts[-1])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +100,12 @@ class OwnOrder:
         """Return the coordinates from `start` up to, not with, `stop`."""
         return np.arange(start, stop)
 
-    def listed(self) -> SortedOrder:
+    def listed(self) -> TableOrder:
         """Return the same with a table of all positions."""
-        return listed(np.arange(self.size))
+        return TableOrder.of(np.arange(self.size))
 
 
-Order = KeyedOrder | SortedOrder | LayeredOrder | OwnOrder
+Order = KeyedOrder | TableOrder | LayeredOrder | OwnOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +124,11 @@ class Split:
         """How many groups there are."""
         return len(self.starts) - 1
 
-    def listed_orders(self) -> list[KeyedOrder | SortedOrder]:
+    def listed_orders(self) -> list[KeyedOrder | TableOrder]:
         """Return the orders, those of neighbours as tables of all positions."""
-        orders: list[KeyedOrder | SortedOrder] = []
+        orders: list[KeyedOrder | TableOrder] = []
         for order in self.orders:
-            if isinstance(order, KeyedOrder | SortedOrder):
+            if isinstance(order, KeyedOrder | TableOrder):
                 orders.append(order)
             else:
                 orders.append(order.listed())
@@ -143,19 +147,22 @@ class Split:
         firsts, lasts = cuts[:-1], cuts[1:]
         return list(zip(firsts, lasts, widths[firsts].tolist(), strict=True))
 
+    @property
+    def sizes(self) -> Sizes | None:
+        """The number and width of the first groups and of the others; None: of three widths."""
+        blocks = self.blocks
+        if len(blocks) > 2:
+            return None
+        (_, num_first, first), (_, end, second) = blocks[0], blocks[-1]
+        return num_first, first, end - num_first, second
+
     def groups_between(self, start: int, stop: int) -> np.ndarray:
         """Return the group of each coordinate from `start` to `stop`, in the one run."""
         positions = self.orders[0].positions_between(start, stop)
-        blocks = self.blocks
-        if len(blocks) > 2:
-            found: np.ndarray = np.searchsorted(self.starts[1:], positions, side="right")
-            return found
-        # Divisions instead of a search: the groups of one width, then those of the other.
-        groups: np.ndarray = positions // positions.dtype.type(blocks[0][2])
-        for first, _, width in blocks[1:]:
-            end = int(self.starts[first])
-            is_after = positions >= end
-            groups[is_after] = first + (positions[is_after] - end) // width
+        sizes = self.sizes
+        if sizes is not None:  # Divisions instead of a search.
+            return groups_at(positions, sizes)
+        groups: np.ndarray = np.searchsorted(self.starts[1:], positions, side="right")
         return groups
 
 
@@ -171,38 +178,6 @@ def draw_split(dim: int, how: str, num_groups: int, info: "RoundInfo") -> Split:
     if how == "contiguous":
         return Split([OwnOrder(dim)], starts)
     return Split(draw_orders(dim, info), starts)
-
-
-def draw_orders(dim: int, info: "RoundInfo") -> list[Order]:
-    """Draw the random order of the coordinates of every run."""
-    # Once: runs that differ in the rule alone have the same seed in a round.
-    return list(map(partial(_drawn, dim), info.stream.fold_in("gas-split").derived()))
-
-
-_drawn = lru_cache(maxsize=256)(partial(draw_order, largest=LARGEST_IN_PARTS))
-
-
-def balanced_sizes(dim: int, num_groups: int) -> tuple[int, int, int, int]:
-    """Return (number, width) of the larger groups, then of the smaller: exactly `num_groups`."""
-    width, num_large = divmod(dim, num_groups)
-    return num_large, width + 1, num_groups - num_large, width
-
-
-def ceil_sizes(dim: int, num_groups: int) -> tuple[int, int, int, int]:
-    """Return (number, width) of full groups of ``ceil(dim / num_groups)``, then of the rest.
-
-    There can be far fewer than `num_groups` (as in the code that the authors released).
-    """
-    width = ceil(dim / num_groups)
-    num_full, rest = divmod(dim, width)
-    return num_full, width, int(rest > 0), rest
-
-
-def starts_of(num_first: int, first: int, num_second: int, second: int) -> np.ndarray:
-    """Return where groups of two widths start, and the end."""
-    widths = np.full(num_first + num_second, second, np.int64)
-    widths[:num_first] = first
-    return np.concatenate([[0], widths.cumsum()])
 
 
 def explicit_split(groups: Sequence[Sequence[int]], dim: int) -> Split:
@@ -231,80 +206,7 @@ def explicit_split(groups: Sequence[Sequence[int]], dim: int) -> Split:
     positions = np.empty(dim, np.int32)
     positions[flat] = np.arange(dim, dtype=np.int32)
     starts = np.concatenate([[0], np.cumsum([len(array) for array in arrays])])
-    return Split([listed(positions)], starts)
-
-
-def checked_sizes(how: str, sizes: tuple[int, ...] | None, dim: int) -> tuple[int, ...]:
-    """Return the sizes of the layers, empty ones left out; raise unless they are known."""
-    if sizes is None or sum(sizes) != dim:
-        got = "none" if sizes is None else f"sizes of {sum(sizes)} coordinates for {dim}"
-        raise ValueError(
-            f"split='{how}' needs the sizes of the layers, got {got}; pass gradients with "
-            "names (a list of dicts of arrays), layer_sizes=, or split='balanced'."
-        )
-    return tuple(size for size in sizes if size)
-
-
-def by_layer_random(sizes: tuple[int, ...], num_groups: int, info: "RoundInfo") -> Split:
-    """Cut a random order of each layer's coordinates into groups: none crosses two layers."""
-    stream = info.stream.fold_in("gas-split")
-    shares = groups_of_layers(sizes, num_groups)
-    seeds = [stream.fold_in(f"layer-{number}").derived() for number in range(len(sizes))]
-    orders = [
-        LayeredOrder(
-            [draw_order(*each, largest=LARGEST_IN_PARTS) for each in zip(sizes, own, strict=True)],
-            sizes,
-        )
-        for own in zip(*seeds, strict=True)
-    ]
-    ends, first = [np.zeros(1, np.int64)], 0
-    for size, own in zip(sizes, shares, strict=True):
-        ends.append(first + starts_of(*balanced_sizes(size, own))[1:])
-        first += size
-    note = ""
-    if num_groups < len(sizes):
-        note = (
-            f"gas: num_groups={num_groups} is fewer than the {len(sizes)} layers; used {len(sizes)}"
-        )
-    return Split(orders, np.concatenate(ends), note)
-
-
-@lru_cache(maxsize=256)  # The same in every round.
-def groups_of_layers(sizes: tuple[int, ...], num_groups: int) -> tuple[int, ...]:
-    """Return how many of the groups each layer has: at least one, and widths as equal as can be.
-
-    Layers that are narrower than a group have one. The others share the rest in proportion to their
-    sizes, rounded down, and what is left goes, one by one, to where groups are widest.
-    """
-    found = [1] * len(sizes)
-    wide = list(range(len(sizes)))
-    while True:
-        left = num_groups - (len(sizes) - len(wide))
-        total = sum(sizes[k] for k in wide)
-        narrow = [k for k in wide if sizes[k] * left <= total]
-        if not narrow or len(narrow) == len(wide):
-            break
-        wide = [k for k in wide if k not in narrow]
-    if left <= len(wide):
-        return tuple(found)
-    for k in wide:
-        found[k] = max(1, sizes[k] * left // total)
-    for _ in range(num_groups - sum(found)):
-        found[max(wide, key=lambda k: (sizes[k] / found[k], -k))] += 1
-    return tuple(found)
-
-
-Measure = Callable[[ClientMatrix], PerClient]
-Reduce = Callable[[Columns], PerCoordinate]
-
-# The values of groups that one core works on, and of their n x n matrices, which are worked on in
-# many small steps, each with its price.
-VALUES_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 28}
-MATRICES_AT_ONCE = {"cpu": 1 << 19, "cuda": 1 << 26}
-# Work on so many values takes long enough to end the threads of torch, which spin, before it.
-MANY_VALUES = 1 << 22
-# Squared distances below this have lost digits.
-SHORTEST_NORM = 1e-30
+    return Split([TableOrder.of(positions)], starts)
 
 
 class Groups:
@@ -360,12 +262,13 @@ class Groups:
     def chunks(self, *, distances_do: bool = False) -> Iterator[ClientMatrix]:
         """Yield the groups as matrices ``[runs, groups, width, clients]``, some at a time.
 
-        `distances_do`: no value of a group need be read where its distances are known otherwise.
+        `distances_do`: the caller needs only the distances. Then no values are read if the
+        distances can be worked out without them.
         """
         matrix = self.matrix
         distances = self._pair_sums() if distances_do else None
         if distances is None:
-            _ = self.values  # By all cores, before each of them asks for some.
+            _ = self.columns_in_order  # By all cores, before each of them asks for some.
         for first, last, width in self.split.blocks:
             step = self._at_once(width)
             for start in range(first, last, step):
@@ -390,15 +293,14 @@ class Groups:
 
     def _pair_sums(self) -> Pairs | None:
         """Return the squared distances in all groups, where no group need be read for them."""
-        matrix, blocks = self.matrix, self.split.blocks
+        matrix, sizes = self.matrix, self.split.sizes
         orders = [order for order in self.split.orders if isinstance(order, KeyedOrder)]
-        is_random = len(orders) == len(self.split.orders) and len(blocks) <= 2
-        if len(matrix.batch) > 1 or not is_random:
+        is_random = len(orders) == len(self.split.orders)
+        if len(matrix.batch) > 1 or not is_random or sizes is None:
             return None
         if not are_sums_faster(matrix.rows, self.num_groups):
             return None
-        (_, num_large, large), (_, end, small) = blocks[0], blocks[-1]
-        found = pair_sums(matrix.rows, orders, (num_large, large, end - num_large, small))
+        found = pair_sums(matrix.rows, orders, sizes)
         largest = found.amax(dim=(-2, -1))
         is_fine = bool((largest >= SHORTEST_NORM).all() and (largest < torch.inf).all())
         return found if is_fine else None
@@ -406,12 +308,12 @@ class Groups:
     def _read(self, start: int, stop: int, width: int) -> Columns:
         """Return the values of some groups of one width."""
         first = int(self.split.starts[start])
-        some = self.values[..., first : first + (stop - start) * width, :]
+        some = self.columns_in_order[..., first : first + (stop - start) * width, :]
         groups: Tensor = some.unflatten(-2, (stop - start, width))
         return groups
 
     @once
-    def values(self) -> Columns:
+    def columns_in_order(self) -> Columns:
         """All values in the order of the groups."""
         columns = self.matrix.columns
         if isinstance(self.split.orders[0], OwnOrder):
@@ -422,3 +324,95 @@ class Groups:
         # What is split is itself a group: the same positions in every group of a run.
         index = torch.stack([order.index(columns.device) for order in orders]).long()
         return self.matrix.values.at(index.expand(len(columns), -1))
+
+
+def draw_orders(dim: int, info: "RoundInfo") -> list[Order]:
+    """Draw the random order of the coordinates of every run."""
+    # Once: runs that differ in the rule alone have the same seed in a round.
+    return list(map(partial(_drawn, dim), info.stream.fold_in("gas-split").derived()))
+
+
+_drawn = lru_cache(maxsize=256)(draw_order)
+
+
+def balanced_sizes(dim: int, num_groups: int) -> tuple[int, int, int, int]:
+    """Return (number, width) of the larger groups, then of the smaller: exactly `num_groups`."""
+    width, num_large = divmod(dim, num_groups)
+    return num_large, width + 1, num_groups - num_large, width
+
+
+def ceil_sizes(dim: int, num_groups: int) -> tuple[int, int, int, int]:
+    """Return (number, width) of full groups of ``ceil(dim / num_groups)``, then of the rest.
+
+    There can be far fewer than `num_groups` (as in the code that the authors released).
+    """
+    width = ceil(dim / num_groups)
+    num_full, rest = divmod(dim, width)
+    return num_full, width, int(rest > 0), rest
+
+
+def starts_of(num_first: int, first: int, num_second: int, second: int) -> np.ndarray:
+    """Return where groups of two widths start, and the end."""
+    widths = np.full(num_first + num_second, second, np.int64)
+    widths[:num_first] = first
+    return np.concatenate([[0], widths.cumsum()])
+
+
+def checked_sizes(how: str, sizes: tuple[int, ...] | None, dim: int) -> tuple[int, ...]:
+    """Return the sizes of the layers, empty ones left out; raise unless they are known."""
+    if sizes is None or sum(sizes) != dim:
+        got = "none" if sizes is None else f"sizes of {sum(sizes)} coordinates for {dim}"
+        raise ValueError(
+            f"split='{how}' needs the sizes of the layers, got {got}; pass gradients with "
+            "names (a list of dicts of arrays), layer_sizes=, or split='balanced'."
+        )
+    return tuple(size for size in sizes if size)
+
+
+def by_layer_random(sizes: tuple[int, ...], num_groups: int, info: "RoundInfo") -> Split:
+    """Cut a random order of each layer's coordinates into groups: none crosses two layers."""
+    stream = info.stream.fold_in("gas-split")
+    shares = groups_of_layers(sizes, num_groups)
+    seeds = [stream.fold_in(f"layer-{number}").derived() for number in range(len(sizes))]
+    orders = [
+        LayeredOrder(
+            [draw_order(*each) for each in zip(sizes, own, strict=True)],
+            sizes,
+        )
+        for own in zip(*seeds, strict=True)
+    ]
+    ends, first = [np.zeros(1, np.int64)], 0
+    for size, own in zip(sizes, shares, strict=True):
+        ends.append(first + starts_of(*balanced_sizes(size, own))[1:])
+        first += size
+    note = ""
+    if num_groups < len(sizes):
+        note = (
+            f"gas: num_groups={num_groups} is fewer than the {len(sizes)} layers; used {len(sizes)}"
+        )
+    return Split(orders, np.concatenate(ends), note)
+
+
+@lru_cache(maxsize=256)  # The same in every round.
+def groups_of_layers(sizes: tuple[int, ...], num_groups: int) -> tuple[int, ...]:
+    """Return how many of the groups each layer has: at least one, and widths as equal as can be.
+
+    Layers that are narrower than a group have one. The others share the rest in proportion to their
+    sizes, rounded down, and what is left goes, one by one, to where groups are widest.
+    """
+    found = [1] * len(sizes)
+    wide = list(range(len(sizes)))
+    while True:
+        left = num_groups - (len(sizes) - len(wide))
+        total = sum(sizes[k] for k in wide)
+        narrow = [k for k in wide if sizes[k] * left <= total]
+        if not narrow or len(narrow) == len(wide):
+            break
+        wide = [k for k in wide if k not in narrow]
+    if left <= len(wide):
+        return tuple(found)
+    for k in wide:
+        found[k] = max(1, sizes[k] * left // total)
+    for _ in range(num_groups - sum(found)):
+        found[max(wide, key=lambda k: (sizes[k] / found[k], -k))] += 1
+    return tuple(found)

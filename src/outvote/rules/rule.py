@@ -460,7 +460,7 @@ class Wrapper(Rule):
         return min(num_byzantine, limit)
 
     def compute_inside(self, matrix: ClientMatrix, inside: RoundInfo) -> Aggregation:
-        """Let the rule inside aggregate; NaN or infinity is an error that names it."""
+        """Let the rule inside aggregate; the result of a rule from outside is checked."""
         found = compute_weighted(self.rule, matrix, inside)
         return found if found.state is None else replace(found, state=None)
 
@@ -540,7 +540,7 @@ def _as_result(what: str, value: Any, shape: Sequence[int], device: torch.device
 def compute_weighted(rule: Rule, matrix: ClientMatrix, info: RoundInfo) -> Aggregation:
     """Let a rule compute; weigh its average by the counts if it does not do so itself."""
     found = rule.compute(matrix, info)
-    if not type(rule).__module__.startswith("outvote."):
+    if not is_ours(rule):
         found = check_result(rule, found, matrix)
     if info.counts is None or rule.traits.uses_sample_counts:
         return found
@@ -552,9 +552,9 @@ def compute_weighted(rule: Rule, matrix: ClientMatrix, info: RoundInfo) -> Aggre
     return found.counted(info.counts)
 
 
-def is_ours(part: object) -> bool:
-    """Return whether a rule or attack is of this library, and keeps to what it declares."""
-    return type(part).__module__.startswith("outvote.")
+def is_ours(rule: Rule) -> bool:
+    """Return whether a rule is of this library, and keeps to what it declares."""
+    return type(rule).__module__.startswith("outvote.")
 
 
 def check_result(rule: Rule, found: Aggregation, matrix: ClientMatrix) -> Aggregation:

@@ -23,11 +23,11 @@ TILE_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}
 FEW_VALUES = 1 << 18
 # Sums of more values of a stream are rounded too often in float32; tiles are added in float64.
 SUMMED_VALUES = 1 << 18
-# Squares of twice this are finite in float32; of norms below the other one they underflow.
+# In float32, squares of twice the first are finite; those of norms below the second underflow.
 SAFE_NORM, SMALLEST_NORM = 1e18, 1e-10
 # Coordinates that rows of equal norm are compared in before all are.
 NUM_COMPARED = 16
-# Coordinates of a stream that a central client is found by.
+# Coordinates that a central client is found by.
 NUM_SAMPLED = 512
 
 Work = Callable[..., Any]
@@ -105,8 +105,8 @@ class InMemory:
 
     @property
     def sample(self) -> Columns:
-        """All values: whoever needs a few takes them."""
-        return self.columns
+        """The values of some coordinates."""
+        return self.columns[..., _sampled(self.shape[-2]), :]
 
     def tiles(self) -> list[slice]:
         """Cut the coordinates into pieces that fit the cache."""
@@ -214,8 +214,8 @@ class Stream:
     @property
     def sample(self) -> Columns:
         """Read some coordinates."""
-        step = max(1, self.shape[-2] // NUM_SAMPLED)
-        return self.at(torch.arange(0, self.shape[-2], step)[:NUM_SAMPLED].unsqueeze(0))
+        dim = self.shape[-2]
+        return self.at(torch.tensor([range(dim)[_sampled(dim)]]))
 
     def over_tiles(self, work: OnTile, num_values: int = SUMMED_VALUES) -> Iterator[list[Any]]:
         """Read all values once; yield what the work gives for the tiles of each chunk."""
@@ -302,6 +302,12 @@ class Stream:
             "change": self.change,
         }
         return Stream(**{**given, **other})
+
+
+def _sampled(dim: int) -> slice:
+    """Return the coordinates that a central client is found by."""
+    step = max(1, dim // NUM_SAMPLED)
+    return slice(0, step * NUM_SAMPLED, step)
 
 
 def over_tiles(work: OnTile, piece: slice, rows: Tensor, num_values: int) -> list[Any]:

@@ -177,8 +177,8 @@ def _sums_of_smallest_distances(
 
 def sums_of_smallest_distances(
     products: Pairs, num_smallest: int, threshold: float, originals: Tensor | None
-) -> tuple[PerClient, Tensor]:
-    """Add up the smallest distances of each client, and count all that are inexact."""
+) -> tuple[PerClient, bool]:
+    """Add up the smallest distances of each client; also return whether all are exact."""
     flat, copies, groups_per_run = _given(products, originals)
     num_groups, num_clients, _ = flat.shape
     result = torch.empty(products.shape[:-1], dtype=torch.float64, device=products.device)
@@ -202,7 +202,7 @@ def sums_of_smallest_distances(
         CLIENTS=width,
         num_warps=1,
     )
-    return result, count
+    return result, int(count) == 0
 
 
 @triton.jit(do_not_specialize=AT_RUN_TIME)

@@ -1,4 +1,4 @@
-"""Triton kernels that rank scores, see `ops.select`, and for Bulyan's selection.
+"""Triton kernels that rank scores, see `ops.order`, and for Bulyan's selection.
 
 The others of each client are sorted by distances that have the number of the client in their last
 bits, which are 0 after rounding: one integer holds both.
@@ -29,7 +29,7 @@ MOST_ORDERED = 128
 
 @triton.jit
 def _rounded(score):
-    """Round to 40 significant bits, as `select.ranked` says."""
+    """Round to 40 significant bits, as `order.rounded_score` says."""
     bits = score.to(tl.float64).to(tl.int64, bitcast=True)
     return ((bits + 0x1000) & -0x2000).to(tl.float64, bitcast=True)
 
