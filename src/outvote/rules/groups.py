@@ -149,7 +149,7 @@ class Split:
 
     @property
     def sizes(self) -> Sizes | None:
-        """The number and width of the first groups and of the others; None if widths change again."""
+        """The number and width of the first groups and of the others; None: widths differ more."""
         blocks = self.blocks
         if len(blocks) > 2:
             return None
