@@ -57,7 +57,7 @@ def oracle(order, position):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("draw", [KeyedOrder.draw, draw_order])
+@pytest.mark.parametrize("draw", [KeyedOrder, draw_order])
 def test_everything_has_one_position(draw, size):
     order = draw(size, 3)
     index, positions = order.index(), order.positions()
@@ -68,7 +68,7 @@ def test_everything_has_one_position(draw, size):
 
 @pytest.mark.parametrize("size", [1, 2, 7, 30, 8_200, 150_001])
 def test_orders_are_those_of_plain_python(size):
-    order = KeyedOrder.draw(size, 11)
+    order = KeyedOrder(size, 11)
     index = order.index()
     some = range(0, size, max(1, size // 500))
     assert [int(index[k]) for k in some] == [oracle(order, k) for k in some]
@@ -85,7 +85,7 @@ def test_the_limit_between_the_two_kinds_of_order():
     assert isinstance(draw_order(LARGEST_SORTED, 0), TableOrder)
     assert isinstance(draw_order(LARGEST_SORTED + 1, 0), KeyedOrder)
     with pytest.raises(ValueError, match=f"from 1 to {LARGEST_SIZE}, got {LARGEST_SIZE + 1}"):
-        KeyedOrder.draw(LARGEST_SIZE + 1, 0)
+        KeyedOrder(LARGEST_SIZE + 1, 0)
 
 
 def test_a_huge_order_is_had_in_parts_alone(device):
@@ -125,7 +125,7 @@ def z_of(count, number, rate):
 
 def membership(num_rounds):
     """The group of each thing [seeds, things], and its row and column among the positions."""
-    orders = (KeyedOrder.draw(SIZE, seed, num_rounds) for seed in range(NUM_SEEDS))
+    orders = (KeyedOrder(SIZE, seed, num_rounds) for seed in range(NUM_SEEDS))
     positions = np.stack([order.positions().numpy() for order in orders])
     return positions * NUM_GROUPS // SIZE, *np.divmod(positions, NUM_COLUMNS)
 
@@ -270,5 +270,5 @@ def test_a_gpu_draws_the_same_table(size, seed, device):
         pytest.skip("needs a GPU, or TRITON_INTERPRET=1")
     from outvote.ops.triton.scatter import shifts
 
-    order = KeyedOrder.draw(size, seed)
+    order = KeyedOrder(size, seed)
     assert torch.equal(shifts(order, device).cpu(), order.table)

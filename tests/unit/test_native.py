@@ -95,7 +95,7 @@ def test_long_sums_are_not_rounded_in_float32(level):
 def test_groups_of_positions_beyond_16_million_are_found(num_groups, level):
     """There float32 has gaps, and the quotient of a position and a width is rounded."""
     size = 2**31 - 2**16
-    given = rows_of(1, 2, 3_000), [KeyedOrder.draw(size, 3)], balanced_sizes(size, num_groups)
+    given = rows_of(1, 2, 3_000), [KeyedOrder(size, 3)], balanced_sizes(size, num_groups)
     found, plain = (
         way(lambda: groups.pair_sums(*given, start=size // 2))
         for way in (lambda work: work(), without)

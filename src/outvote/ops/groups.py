@@ -40,7 +40,7 @@ def draw_order(size: int, seed: int) -> "TableOrder | KeyedOrder":
     """Draw the random order of `size` things of a seed of at most 64 bits."""
     if size <= LARGEST_SORTED:
         return TableOrder.draw(size, seed)
-    return KeyedOrder.draw(size, seed)
+    return KeyedOrder(size, seed)
 
 
 def check_at_once(size: int) -> None:
@@ -91,7 +91,11 @@ class TableOrder:
 @final
 @dataclass(frozen=True)
 class KeyedOrder:
-    """A random order of many things, given by a seed, which its table of shifts is drawn from."""
+    """A random order of many things, given by a seed of at most 64 bits.
+
+    Its table of shifts is drawn from the seed. Beyond `LARGEST_AT_ONCE` things there is only
+    `positions_between`.
+    """
 
     size: int
     seed: int
@@ -101,19 +105,11 @@ class KeyedOrder:
 
     def __post_init__(self) -> None:
         """Lay out the matrix; fewer cells than one row has are beyond the last thing."""
+        if not 1 <= self.size <= LARGEST_SIZE:
+            raise ValueError(f"size must be from 1 to {LARGEST_SIZE}, got {self.size}.")
         num_rows = isqrt(self.size)
         object.__setattr__(self, "num_rows", num_rows)
         object.__setattr__(self, "num_columns", -(-self.size // num_rows))
-
-    @classmethod
-    def draw(cls, size: int, seed: int, num_rounds: int = NUM_ROUNDS) -> "KeyedOrder":
-        """Draw the order of a seed of at most 64 bits.
-
-        Beyond `LARGEST_AT_ONCE` there is only `positions_between`.
-        """
-        if not 1 <= size <= LARGEST_SIZE:
-            raise ValueError(f"size must be from 1 to {LARGEST_SIZE}, got {size}.")
-        return cls(size, seed, num_rounds)
 
     @lazy
     def table(self) -> Tensor:

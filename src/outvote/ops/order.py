@@ -47,7 +47,10 @@ def sorted_clients(values: Tensor) -> Tensor:
 
 def mean_of_ranks(columns: Columns, first: int, last: int) -> PerCoordinate:
     """Return the mean of the sorted values `first` up to, not with, `last` of every coordinate."""
-    return _ranks(columns, first, last, has_bounds=False)[0]
+    kernel = backend("ranks", columns, columns.shape[-1])
+    ranks = _ranks if kernel is None else kernel
+    found: Found = ranks(columns, first, last, has_bounds=False)
+    return found[0]
 
 
 def values_at_ranks(columns: Columns, first: int, last: int) -> Bounds:

@@ -1,6 +1,7 @@
 """The gradients of all clients in some coordinates: the only view of the data that rules have."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -90,8 +91,11 @@ class ClientMatrix:
         kind = torch.empty(0, dtype=self.values.dtype, device=self.device)
         return pairs.are_few(self.shape, kind)
 
-    def _widened(self, tile: Columns) -> Columns:
-        return tile.double() if self.is_wide else tile
+    def _wide(self, work: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return work on tiles that is done in float64 where squares need it."""
+        if not self.is_wide:
+            return work
+        return lambda tile, *more: work(tile.double(), *more)
 
     # Geometry
 
@@ -107,7 +111,7 @@ class ClientMatrix:
         """The inner products of the clients relative to the central one."""
         if self._products is not None:
             return self._products()
-        return self.values.total(lambda tile: pairs.gram(self._widened(tile), self.centre))
+        return self.values.total(self._wide(partial(pairs.gram, centre=self.centre)))
 
     @lazy
     def gram(self) -> Pairs:
@@ -134,11 +138,8 @@ class ClientMatrix:
         if self._norms is not None:
             return torch.as_tensor(self._norms, dtype=torch.float64, device=self.device)
         origin = torch.zeros((), dtype=self.work_dtype, device=self.device)
-        return self.values.total(
-            lambda tile: row_ops.squared_distances_to_vector(
-                self._widened(tile), origin.expand(tile.shape[:-1])
-            )
-        ).sqrt()
+        measure = self._wide(row_ops.squared_distances_to_vector)
+        return self.values.total(lambda tile: measure(tile, origin.expand(tile.shape[:-1]))).sqrt()
 
     def sums_of_smallest_distances(self, num_smallest: int) -> PerClient:
         """Return the sum of every client's smallest squared distances, 0 to itself among them."""
@@ -158,10 +159,8 @@ class ClientMatrix:
     def squared_distances_to(self, aggregation: "Aggregation") -> PerClient:
         """Return how far every client is from what a rule computed, squared, float64."""
         if aggregation.vector is not None:
-            return self.values.total(
-                lambda tile, point: row_ops.squared_distances_to_vector(self._widened(tile), point),
-                aggregation.vector,
-            )
+            measure = self._wide(row_ops.squared_distances_to_vector)
+            return self.values.total(measure, aggregation.vector)
         if aggregation.weights is None:
             raise ValueError("an Aggregation needs weights or a vector.")
         weights = aggregation.weights.double().expand(*self.batch, self.num_clients)
@@ -328,9 +327,8 @@ class ClientMatrix:
             return ClientMatrix(values, originals=originals, is_wide=self.is_wide)
 
         def products() -> Pairs:
-            return self.values.total(
-                lambda tile, own: pairs.gram_with(self._widened(tile), self.centre, own), point
-            )
+            work = self._wide(lambda tile, own: pairs.gram_with(tile, self.centre, own))
+            return self.values.total(work, point)
 
         return ClientMatrix(
             values,

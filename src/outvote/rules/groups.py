@@ -177,7 +177,8 @@ def draw_split(dim: int, how: str, num_groups: int, info: "RoundInfo") -> Split:
     starts = starts_of(*(ceil_sizes if how == "ceil" else balanced_sizes)(dim, num_groups))
     if how == "contiguous":
         return Split([OwnOrder(dim)], starts)
-    return Split(draw_orders(dim, info), starts)
+    seeds = info.stream.fold_in("gas-split").derived()
+    return Split(list(map(partial(_drawn, dim), seeds)), starts)
 
 
 def explicit_split(groups: Sequence[Sequence[int]], dim: int) -> Split:
@@ -215,7 +216,7 @@ class Groups:
     def __init__(self, matrix: ClientMatrix, split: Split, num_asked: int) -> None:
         """Take the matrix, its split, and how many groups were asked for."""
         self.matrix, self.split, self.num_asked = matrix, split, num_asked
-        self.num_groups = split.num_groups
+        self.num_groups = len(split.starts) - 1
         self.lock = Lock()
 
     @classmethod
@@ -257,7 +258,7 @@ class Groups:
                 f"{list(parts[0].shape)}; return matrix.total_distances_to(aggregation)."
             )
         total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
-        return self.matrix.same_for_copies(total)
+        return total if self.matrix.originals is None else self.matrix.same_for_copies(total)
 
     def chunks(self, *, distances_do: bool = False) -> Iterator[ClientMatrix]:
         """Yield the groups as matrices ``[runs, groups, width, clients]``, some at a time.
@@ -326,12 +327,7 @@ class Groups:
         return self.matrix.values.at(index.expand(len(columns), -1))
 
 
-def draw_orders(dim: int, info: "RoundInfo") -> list[Order]:
-    """Draw the random order of the coordinates of every run."""
-    # Once: runs that differ in the rule alone have the same seed in a round.
-    return list(map(partial(_drawn, dim), info.stream.fold_in("gas-split").derived()))
-
-
+# Once: runs that differ in the rule alone have the same seed in a round.
 _drawn = lru_cache(maxsize=256)(draw_order)
 
 

@@ -354,11 +354,10 @@ class CoordinatewiseRule(Rule):
                 lambda columns: self.reduce_weighted(columns, counts, f)
             )
         elif info.wants_weights:
-            vector, shares = matrix.by_coordinate_with_shares(
-                lambda columns: self.reduce_with_counts(columns, f)
-            )
+            counted = partial(self.reduce_with_counts, num_byzantine=f)
+            vector, shares = matrix.by_coordinate_with_shares(counted)
         else:
-            vector = matrix.values.by_coordinate(lambda columns: self.reduce(columns, f))
+            vector = matrix.values.by_coordinate(partial(self.reduce, num_byzantine=f))
             shares = None
         return Aggregation(vector=vector, weights=shares)
 
