@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from outvote.experiment.listener import Listener
 from outvote.experiment.plan import make_plan
+from outvote.experiment.progress import Listener
 from outvote.experiment.runner import Runner
 from outvote.grids import merged
 

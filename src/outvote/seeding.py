@@ -6,9 +6,14 @@ every piece, and no global generator is ever touched.
 """
 
 import hashlib
+import os
+import random
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import local
+from threading import RLock, local
+from typing import Any
 
 import numpy as np
 import torch
@@ -142,3 +147,48 @@ def _first_of_permutation(size: int, num_drawn: int, seed: int) -> np.ndarray:
         result[k] = content.get(other, other)
         content[other] = content.get(k, k)
     return result.astype(np.int32)
+
+
+_MOST = 2**32
+# All threads share these generators: one thread at a time has them.
+_LOCK = [RLock()]
+
+
+def _renew() -> None:
+    _LOCK[0] = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    # Another thread of the parent, which a forked process does not have, may hold the lock.
+    os.register_at_fork(after_in_child=_renew)
+
+
+@contextmanager
+def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the global generators, from which a model may draw, and restore them afterwards."""
+    with _LOCK[0]:
+        python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  (the model's own)
+        try:
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                torch.default_generator.manual_seed(seed)
+                if device.type == "cuda":
+                    torch.cuda.manual_seed(seed)  # noqa: TID251  (restored)
+                random.seed(seed)
+                np.random.seed(seed % _MOST)  # noqa: NPY002
+                yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Keep other threads from training: meanwhile no network has the weights of a client."""
+    with _LOCK[0]:
+        yield
+
+
+def states_outside_torch() -> tuple[Any, ...]:
+    """Return the states of the global generators of Python and NumPy."""
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), numpy[1].tolist(), numpy[2:]

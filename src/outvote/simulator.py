@@ -19,9 +19,14 @@ from outvote.data.array_dataset import ArrayDataset, make_dataset
 from outvote.errors import OutvoteWarning, check_choice, check_kind, closest, plural, warn_notes
 from outvote.experiment.dataset_cache import arrays_of
 from outvote.experiment.environment import choose_device
-from outvote.experiment.listener import Listener, RoundProgress
 from outvote.experiment.plan import Job, Plan, RunEnd
-from outvote.experiment.progress import KINDS, ProgressKind, shown_on_stderr
+from outvote.experiment.progress import (
+    KINDS,
+    Listener,
+    ProgressKind,
+    RoundProgress,
+    shown_on_stderr,
+)
 from outvote.experiment.run_spec import (
     PARTITIONS,
     DataSpec,

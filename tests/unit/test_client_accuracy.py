@@ -25,11 +25,10 @@ from outvote.results.disk import DamagedFileError
 from outvote.results.export import read_export, to_export
 from outvote.results.round import Round
 from outvote.results.series import clients_of
-from outvote.training.objective import Objective
+from outvote.training.objective import Objective, Strata
 from outvote.training.samples import ArraySamples, ByteImages
 from outvote.training.sequential import SequentialTrainer
 from outvote.training.stacked_trainer import StackedTrainer
-from outvote.training.strata import Strata
 from outvote.training.vmap_trainer import VmapTrainer
 from simulations import Recorder, execute, results, tiny
 

@@ -16,11 +16,10 @@ import outvote as ov
 from federations import TRAINING, make_runs, networks, samples
 from outvote.engine.federation import Federation, count_sampled, make_federation
 from outvote.engine.local_updates import local_updates
-from outvote.engine.participants import sample_participants
+from outvote.engine.record import honest_losses
 from outvote.engine.reference import ReferenceRun
-from outvote.engine.run_stack import Run, State
+from outvote.engine.run_stack import Run, State, sample_participants
 from outvote.engine.simulation import first_state, make_run_stack, simulate
-from outvote.metrics.deviation import honest_losses
 from outvote.server.selection import ByScore
 from outvote.server.step import Server
 from outvote.training.local_sgd import LocalSGD

@@ -13,13 +13,12 @@ from torch import nn
 from federations import TRAINING, make_runs, networks, samples
 from outvote.engine import round as rounds
 from outvote.engine.federation import make_federation
+from outvote.engine.record import honest_losses, weight_shares
 from outvote.engine.run_stack import State
 from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.errors import OutvoteWarning
-from outvote.metrics.deviation import honest_losses, weight_shares
-from outvote.server.buffers import BufferKinds, merge_buffers
 from outvote.server.selection import ByScore
-from outvote.server.step import Server
+from outvote.server.step import BufferKinds, Server, merge_buffers
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.stacked_trainer import StackedTrainer
 from simulations import execute, tiny

@@ -6,7 +6,7 @@ import torch
 
 import outvote as ov
 from made_results import made_results, without_weights
-from outvote.metrics.deviation import weight_shares
+from outvote.engine.record import weight_shares
 
 DIM = 60
 

@@ -6,12 +6,12 @@ import torch
 
 import outvote as ov
 from federations import TRAINING, make_runs, networks, samples
-from outvote.attacks.positions import Positions
+from outvote.attacks.context import Positions
 from outvote.engine.attack_step import attack
 from outvote.engine.local_updates import _client_tasks, local_updates
-from outvote.engine.participants import sample_participants
+from outvote.engine.record import honest_means
+from outvote.engine.run_stack import sample_participants
 from outvote.engine.simulation import first_state, make_run_stack
-from outvote.metrics.deviation import honest_means
 from outvote.training.batches import draw_batches
 
 SETS = samples(120), samples(40)

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from outvote.attacks.attack import Attack, AttackOutput
-from outvote.attacks.context import AttackContext, Defence, in_range
-from outvote.attacks.positions import Positions
+from outvote.attacks.context import AttackContext, Defence, Positions, in_range
 from outvote.axes import PerCoordinate, Rows
 from outvote.errors import OutvoteWarning, plural
 from outvote.flat import Layout, Received, as_tensor, receive

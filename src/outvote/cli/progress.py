@@ -9,8 +9,14 @@ import click
 
 from outvote.cli.output import one_line, print_message
 from outvote.cli.verb import is_debug
-from outvote.experiment.listener import Listener, RoundProgress
-from outvote.experiment.progress import KINDS, ProgressKind, make_bars, shown_on_stderr
+from outvote.experiment.progress import (
+    KINDS,
+    Listener,
+    ProgressKind,
+    RoundProgress,
+    make_bars,
+    shown_on_stderr,
+)
 from outvote.markup import clean
 
 if TYPE_CHECKING:

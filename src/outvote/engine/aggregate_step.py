@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outvote.engine.participants import Participants
-from outvote.engine.run_stack import RunStack, State
+from outvote.engine.run_stack import Participants, RunStack, State
 from outvote.ops.process import plain_torch, run_index
 from outvote.rules.aggregate import Batch
 from outvote.rules.aggregate import aggregate as aggregate_batch

@@ -6,12 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outvote.attacks.context import Defence
-from outvote.attacks.positions import Positions
+from outvote.attacks.context import Defence, Positions
 from outvote.attacks.run_attack import craft_rows
 from outvote.engine.aggregate_step import ask_rule
-from outvote.engine.participants import Participants
-from outvote.engine.run_stack import Run, RunStack, State
+from outvote.engine.run_stack import Participants, Run, RunStack, State
 from outvote.ops.process import on_device, run_index
 from outvote.rules.rule import known
 from outvote.training.trainer import LocalUpdates

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from outvote.data.array_dataset import IGNORED
 from outvote.engine.federation import Federation
+from outvote.training.objective import Strata
 from outvote.training.samples import Samples
-from outvote.training.strata import Strata
 
 WORST = 10
 """The worst tenth of the clients is a decile."""

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from outvote.engine.local_updates import batches_of
-from outvote.engine.participants import Participants
-from outvote.engine.run_stack import RunStack, State
+from outvote.engine.run_stack import Participants, RunStack, State
 from outvote.metrics.certificate import bound_factor, certificate
 from outvote.metrics.passes import ClientPass, LocalPass, compare_clients, measure_theory
 from outvote.metrics.theory import GASBound, squared_rule_bound

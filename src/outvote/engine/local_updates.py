@@ -9,13 +9,11 @@ from torch import Tensor
 
 from outvote.attacks.attack import Attack
 from outvote.attacks.run_attack import poison_batch
-from outvote.engine.participants import Participants
-from outvote.engine.run_stack import RunStack, State
+from outvote.engine.run_stack import Participants, RunStack, State
 from outvote.ops.process import on_device
 from outvote.seeding import RandomStream
-from outvote.server.buffers import buffer_changes
-from outvote.training.batch_norm import MIN_BATCH
-from outvote.training.batches import Batches, draw_batches
+from outvote.server.step import buffer_changes
+from outvote.training.batches import MIN_BATCH, Batches, draw_batches
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.trainer import ClientTask, LocalUpdates
 

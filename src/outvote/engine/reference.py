@@ -18,8 +18,7 @@ from outvote.rules.verdict import Verdict
 from outvote.seeding import RandomStream
 from outvote.server.selection import Suspicions
 from outvote.server.step import Server
-from outvote.training.batch_norm import MIN_BATCH, has_batch_norm
-from outvote.training.batches import draw_batches
+from outvote.training.batches import MIN_BATCH, draw_batches, has_batch_norm
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.objective import Loss, Objective, as_classes
 from outvote.training.samples import Samples

@@ -10,15 +10,14 @@ from torch import Tensor
 
 from outvote.attacks.attack import Attack
 from outvote.engine.client_accuracy import ClientTests
-from outvote.engine.federation import Federation
+from outvote.engine.federation import Federation, sample_clients
 from outvote.errors import check_choice
 from outvote.ops.process import on_device
 from outvote.rules.aggregate import num_from_fraction
-from outvote.rules.rule import Rule
+from outvote.rules.rule import Aggregation, Rule, known
 from outvote.seeding import RandomStream
-from outvote.server.buffers import BufferKinds
 from outvote.server.selection import Selection, Suspicions, Uniform
-from outvote.server.step import Moments, Server
+from outvote.server.step import BufferKinds, Moments, Server
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.samples import Samples
 from outvote.training.trainer import Trainer
@@ -196,3 +195,50 @@ class State:
             client_states=tuple(each for part in parts for each in part.client_states),
             selection_states=tuple(each for part in parts for each in part.selection_states),
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Participants:
+    """The clients of a round, for every run."""
+
+    number: int
+    """The round, counted from 1."""
+    clients: list[list[int]]
+    is_byzantine: Tensor
+    """``[runs, clients]``"""
+    num_byzantine_assumed: list[int]
+
+
+def sample_participants(stack: RunStack, state: State) -> Participants:
+    """Sample the clients of the next round, and set how many Byzantine ones the server assumes."""
+    number = state.round + 1
+    clients, is_byzantine, assumed = [], [], []
+    for run, suspicions in zip(stack.runs, _suspicions(stack, state), strict=True):
+        federation = run.federation
+        every = range(federation.num_clients)
+        weights = run.selection.weights(suspicions, every)
+        some = sample_clients(len(every), run.num_sampled, run.stream(), number, weights)
+        clients.append(some)
+        is_byzantine.append([federation.is_byzantine[k] for k in some])
+        assumed.append(run.num_byzantine_assumed(sum(is_byzantine[-1])))
+    return Participants(number, clients, torch.tensor(is_byzantine), assumed)
+
+
+def remember_scores(
+    stack: RunStack, state: State, participants: Participants, aggregation: Aggregation
+) -> tuple[Suspicions, ...]:
+    """Return how suspicious the clients of each run are after the round, see `Selection`."""
+    before = _suspicions(stack, state)
+    if not any(run.selection.uses_scores for run in stack.runs):
+        return before  # Scores stay on the GPU.
+    scores = known(aggregation.scores).tolist()
+    return tuple(
+        run.selection.updated(own, dict(zip(some, each, strict=True)))
+        for run, own, some, each in zip(
+            stack.runs, before, participants.clients, scores, strict=True
+        )
+    )
+
+
+def _suspicions(stack: RunStack, state: State) -> tuple[Suspicions, ...]:
+    return tuple(each or {} for each in state.selection_states or (None,) * len(stack.runs))

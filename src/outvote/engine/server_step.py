@@ -6,12 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outvote.engine.participants import Participants, remember_scores
-from outvote.engine.run_stack import RunStack, State
+from outvote.engine.run_stack import Participants, RunStack, State, remember_scores
 from outvote.ops.process import on_device
 from outvote.rules.rule import Aggregation, known
-from outvote.server.buffers import merge_buffers, move_buffers
-from outvote.server.step import step
+from outvote.server.step import merge_buffers, move_buffers, step
 from outvote.training.trainer import LocalUpdates
 
 

@@ -14,9 +14,8 @@ from outvote.engine.round import run_round
 from outvote.engine.run_stack import Run, RunStack, State
 from outvote.errors import OutvoteWarning, plural
 from outvote.results.round import Round
-from outvote.server.buffers import BufferKinds
-from outvote.server.step import Server
-from outvote.training.batch_norm import check_batch_size, has_batch_norm
+from outvote.server.step import BufferKinds, Server
+from outvote.training.batches import check_batch_size, has_batch_norm
 from outvote.training.choose_trainer import choose_trainer
 from outvote.training.gpu_memory import even_size, in_chunks
 from outvote.training.local_sgd import LocalSGD

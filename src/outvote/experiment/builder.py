@@ -36,12 +36,11 @@ from outvote.partition import (
 from outvote.rules.rule_spec import make_rule
 from outvote.seeding import RandomStream
 from outvote.server.selection import make_selection
-from outvote.training.batch_norm import check_batch_size, has_batch_norm
-from outvote.training.choose_trainer import choose_trainer
+from outvote.training.batches import check_batch_size, has_batch_norm
+from outvote.training.choose_trainer import choose_trainer, is_random, try_model
 from outvote.training.gpu_memory import free_on_gpu
 from outvote.training.objective import Objective
 from outvote.training.samples import Samples
-from outvote.training.trial import is_random, try_model
 from outvote.user_objects import find_object, find_own, is_user_object
 
 # Updates, attacked updates, aggregates, and copies of them; trainers bound their own memory.

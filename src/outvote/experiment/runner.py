@@ -18,8 +18,8 @@ from outvote.engine.run_stack import Run
 from outvote.errors import plural
 from outvote.experiment.adopting import adopt, find_elsewhere
 from outvote.experiment.builder import RunBuilder, most_locks
-from outvote.experiment.listener import Listener, RoundProgress
 from outvote.experiment.plan import Job, Plan, RunEnd, stack_key
+from outvote.experiment.progress import Listener, RoundProgress
 from outvote.experiment.run_spec import RunSpec
 from outvote.experiment.stack_run import OpenRun, StackRun, make_audit
 from outvote.loading import user_line

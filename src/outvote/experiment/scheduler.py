@@ -19,9 +19,9 @@ import torch
 
 from outvote.experiment.builder import RunBuilder
 from outvote.experiment.environment import choose_device
-from outvote.experiment.listener import Listener, RoundProgress
 from outvote.experiment.plan import Job, Plan, RunEnd
 from outvote.experiment.processes import ASKED_TO_STOP
+from outvote.experiment.progress import Listener, RoundProgress
 from outvote.experiment.runner import Runner, Todo, names, one_sentence, stacks
 from outvote.results.disk import BusyError, StoreError, not_written, read_readable, remove_old
 from outvote.results.round import Round

@@ -14,8 +14,8 @@ from outvote.engine.run_stack import Run, State
 from outvote.engine.simulation import Step, first_state, simulate
 from outvote.experiment.builder import RunBuilder
 from outvote.experiment.environment import describe_environment
-from outvote.experiment.listener import Listener, RoundProgress
 from outvote.experiment.plan import Job, RunEnd
+from outvote.experiment.progress import Listener, RoundProgress
 from outvote.results.audit_log import audit_arrays, to_npz
 from outvote.results.checkpoint import BOTH, Checkpoint, drop
 from outvote.results.folder import Writer

@@ -13,14 +13,13 @@ from outvote.models.model_spec import make_own_model
 from outvote.seeding import RandomStream
 from outvote.testing.conformance import ConformanceError, Failure
 from outvote.training.batches import draw_batches
-from outvote.training.choose_trainer import TRAINERS, choose_trainer
+from outvote.training.choose_trainer import TRAINERS, choose_trainer, is_random, try_model
 from outvote.training.known_layers import NotAcceptedError
 from outvote.training.local_sgd import LocalSGD
 from outvote.training.objective import Loss, Objective
 from outvote.training.samples import ArraySamples, Samples
 from outvote.training.sequential import MakeOptimizer, state_of
 from outvote.training.trainer import ClientTask, Trainer
-from outvote.training.trial import is_random, try_model
 
 NUM_CLIENTS, NUM_ROUNDS, MOST_SAMPLES = 4, 3, 120
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 5e-2}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outvote.seeding import RandomStream
@@ -76,3 +76,21 @@ def _draw_moves(index: Tensor, training: LocalSGD, generator: torch.Generator) -
     shifts = torch.randint(span, (*index.shape, 2), generator=generator) - LARGEST_SHIFT
     mirrors = torch.randint(2, (*index.shape, 1), generator=generator)
     return torch.cat([shifts, mirrors], dim=-1).to(torch.int8)
+
+
+# A single sample has no variance.
+MIN_BATCH = 2
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    """Return whether a network has batch normalisation."""
+    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
+
+
+def check_batch_size(module: nn.Module, training: LocalSGD) -> None:
+    """Refuse batches that cannot be normalised."""
+    if has_batch_norm(module) and training.batch_size < MIN_BATCH:
+        raise ValueError(
+            f"training.batch_size must be at least {MIN_BATCH} for a network with batch "
+            f"normalisation, got {training.batch_size}; raise it, or take another network."
+        )

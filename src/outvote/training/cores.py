@@ -23,7 +23,7 @@ from outvote.training.batches import Batches
 from outvote.training.known_layers import LAYERS, NotAcceptedError, check_known
 from outvote.training.layer_chain import LayerChain, is_chain
 from outvote.training.local_sgd import LocalSGD
-from outvote.training.objective import Objective, Score
+from outvote.training.objective import Objective, Score, Strata
 from outvote.training.samples import ArraySamples, ByteImages, Samples
 from outvote.training.sequential import (
     MakeOptimizer,
@@ -32,7 +32,6 @@ from outvote.training.sequential import (
     copy_of,
     state_of,
 )
-from outvote.training.strata import Strata
 from outvote.training.trainer import ClientTask, LocalUpdates, batches_of, train_each
 from outvote.training.workers import MOST_BYTES, Sizes, Workers, WorkersEnded
 

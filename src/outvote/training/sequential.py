@@ -16,11 +16,10 @@ from torch.optim import Optimizer
 
 from outvote.ops.process import products_in
 from outvote.ops.sgd import TINY
-from outvote.training.generators import alone, seeded_generators
+from outvote.seeding import alone, seeded_generators
 from outvote.training.local_sgd import LocalSGD
-from outvote.training.objective import Objective, Score
+from outvote.training.objective import Objective, Score, Strata
 from outvote.training.samples import Samples
-from outvote.training.strata import Strata
 from outvote.training.trainer import ClientTask, LocalUpdates, batches_of, train_each
 
 EVALUATED_AT_ONCE = 512

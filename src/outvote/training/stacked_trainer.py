@@ -16,12 +16,11 @@ from outvote.training.batches import Batches
 from outvote.training.gpu_memory import even_size, how_many_fit, in_chunks
 from outvote.training.known_layers import NotAcceptedError
 from outvote.training.local_sgd import LocalSGD
-from outvote.training.objective import Objective, Score
+from outvote.training.objective import Objective, Score, Strata
 from outvote.training.samples import Samples
 from outvote.training.sequential import MakeOptimizer
 from outvote.training.stacked_model import StackedModel
 from outvote.training.step_graph import StepBatch, StepRunner
-from outvote.training.strata import Strata
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples, keep_idle
 
 PRECISIONS = ("float32", "tf32", "bfloat16")

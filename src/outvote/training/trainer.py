@@ -9,9 +9,8 @@ from torch import Tensor
 
 from outvote.training.batches import Batches
 from outvote.training.local_sgd import LocalSGD
-from outvote.training.objective import Score
+from outvote.training.objective import Score, Strata
 from outvote.training.samples import Samples
-from outvote.training.strata import Strata
 
 
 @dataclass(frozen=True, slots=True, eq=False)

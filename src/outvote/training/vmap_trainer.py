@@ -21,13 +21,13 @@ from torch.utils._pytree import tree_map
 from outvote.errors import check_choice
 from outvote.ops.process import products_in
 from outvote.ops.sgd import TINY, take_step
+from outvote.seeding import seeded_generators, states_outside_torch
 from outvote.training.batches import Batches
 from outvote.training.dropout import Masks
-from outvote.training.generators import seeded_generators, states_outside_torch
 from outvote.training.gpu_memory import how_many_fit, in_chunks
 from outvote.training.known_layers import NotAcceptedError, check_no_hooks
 from outvote.training.local_sgd import LocalSGD
-from outvote.training.objective import Objective, Score
+from outvote.training.objective import Objective, Score, Strata
 from outvote.training.samples import Samples
 from outvote.training.sequential import (
     EVALUATED_AT_ONCE,
@@ -39,7 +39,6 @@ from outvote.training.sequential import (
 )
 from outvote.training.stacked_model import ALIGNED
 from outvote.training.stacked_trainer import PRECISIONS
-from outvote.training.strata import Strata
 from outvote.training.trainer import ClientTask, LocalUpdates, count_samples, keep_idle
 from outvote.training.vmap_convolution import use_products
 
