@@ -102,21 +102,21 @@ KINDS = {
 }
 
 
-def _is_of_kind(value: object, kind: object) -> bool:
-    """Return whether a value is of a kind; numpy's numbers are numbers, truth values are not."""
-    if kind is int or kind is float:
-        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-    return type(value) is kind
-
-
 def check_kind(what: str, value: object, hint: object) -> None:
     """Raise a TypeError unless `value` is of a kind that a hint such as ``int | None`` allows.
 
-    Hints beyond numbers, words, true, false and none are not checked.
+    numpy's numbers are numbers, truth values are not. Hints beyond numbers, words, true, false and
+    none are not checked.
     """
     kinds = get_args(hint) or (hint,)
-    if any(kind not in KINDS for kind in kinds):
+    if not KINDS.keys() >= set(kinds):
         return
-    if not any(_is_of_kind(value, kind) for kind in kinds):
-        allowed = " or ".join(KINDS[kind] for kind in kinds)
-        raise TypeError(f"{what} must be {allowed}, got {value!r}.")
+    is_number = not isinstance(value, bool)
+    for kind in kinds:
+        if kind is int or kind is float:
+            if is_number and isinstance(value, Integral if kind is int else Real):
+                return
+        elif type(value) is kind:
+            return
+    allowed = " or ".join(KINDS[kind] for kind in kinds)
+    raise TypeError(f"{what} must be {allowed}, got {value!r}.")

@@ -3,7 +3,6 @@
 import os
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -226,11 +225,13 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
         KeyboardInterrupt: Ctrl-C; with `output` everything is saved, and the same call resumes.
     """
     counts = {"rounds": rounds, "evaluate_every": evaluate_every, "root_size": root_size}
-    counts = {name: _whole(name, value) for name, value in counts.items()}
+    for key, value in counts.items():
+        counts[key] = _whole(key, value)
     every_seed = _seeds(seeds)
     _check_how(suite, checkpoint_every, max_stacked, progress)
     given = _Objects(name)
-    every_rule, every_attack = given.rules(rules), given.attacks(attacks)
+    every_rule = given.parts("rules", rules, make_rule, Rule)
+    every_attack = given.parts("attacks", attacks, make_attack, Attack)
     data = given.dataset(train, test, groups, channels)
     chosen = _partition(partition, given)
     number = _num_clients(num_clients, chosen["partition"], given)
@@ -254,22 +255,25 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
                 sampled=1.0
                 if num_sampled is None
                 else _count_or_fraction("num_sampled", num_sampled),
-                assumed_byzantine=_assumed(assumed_byzantine),
+                assumed_byzantine=assumed_byzantine
+                if isinstance(assumed_byzantine, str)
+                else _count_or_fraction("assumed_byzantine", assumed_byzantine),
                 sample_counts=bool(sample_counts),
                 selection=str(make_selection(selection)),
             ),
-            model=ModelSpec(name=given.model(model)),
-            training=_local(local),
-            server=_server(server),
+            model=ModelSpec(name=model if isinstance(model, str) else given.text("model", model)),
+            training=_given("local", local, LocalSGD),
+            server=_given("server", server, Server),
         )
         for rule in every_rule
         for attack in every_attack
         for seed in every_seed
     ]
     _check_names(precision, aggregate, trainer, specs)
-    with given.known():
-        specs = [checked(spec) for spec in specs]
-        by_hash = {spec.hash: spec for spec in specs}
+    with registered(given.objects):
+        by_hash = {}
+        for spec in map(checked, specs):
+            by_hash[spec.hash] = spec
         plan = Plan(suite, tuple(by_hash.values()), tuple(by_hash))
         warn_notes(plan.notes)
         reports = _callbacks(callbacks)
@@ -280,17 +284,27 @@ def simulate(  # noqa: PLR0913  (a simulation has many settings, each by name)
             max_stacked=max_stacked,
             keep_weights=keep_weights,
         )
-        with StopSignal() as stop, shown_on_stderr(_progress_kind(progress)) as shown:
+        if isinstance(progress, bool):
+            progress = "lines" if progress else "none"
+        with StopSignal() as stop, shown_on_stderr(progress) as shown:
             runner.should_stop, runner.listener = stop, _Reports(reports, shown)
             ends = runner.execute(plan)
         if stop():
             raise KeyboardInterrupt(_how_to_resume(output))
-        return _results(ends, is_stored=output is not None)
+        return _results(ends)
 
 
-def _results(ends: Sequence[RunEnd], *, is_stored: bool) -> Runs:
+def _results(ends: Sequence[RunEnd]) -> Runs:
     """Return the runs; one that failed is a warning, unless all did."""
-    failed = [end for end in ends if end.outcome not in ("finished", "diverged")]
+    runs, failed, paths = [], [], []
+    for end in ends:
+        job = end.job
+        if end.outcome not in ("finished", "diverged"):
+            failed.append(end)
+        if job.kept is None and job.folder.path.is_dir():
+            paths.append(job.folder.path)
+        elif job.kept is not None and (run := job.kept.result(job.suite, job.name)) is not None:
+            runs.append(run)
     if failed:
         text = (
             f"{len(failed)} of {plural(len(ends), 'run')} failed; {failed[0].job.name}: "
@@ -299,14 +313,9 @@ def _results(ends: Sequence[RunEnd], *, is_stored: bool) -> Runs:
         if len(failed) == len(ends):
             raise RuntimeError(text)
         warnings.warn(text, OutvoteWarning, stacklevel=4)
-    runs = []
-    if is_stored:
-        paths = [end.job.folder.path for end in ends if end.job.folder.path.is_dir()]
+    if paths:
         found = {result.hash: result for result in collect(paths)}
         runs = [found[end.job.hash] for end in ends if end.job.hash in found]
-    for job in [end.job for end in ends]:
-        if job.kept is not None and (result := job.kept.result(job.suite, job.name)) is not None:
-            runs.append(result)
     return Runs(runs)
 
 
@@ -326,10 +335,6 @@ class _Objects:
         self.name = name
         self.objects: dict[str, Any] = {}
 
-    def known(self) -> AbstractContextManager[None]:
-        """Let the texts stand for the objects for a while."""
-        return registered(self.objects)
-
     def text(self, kind: str, thing: Any) -> str:
         """Return the text of an object; a text stays."""
         if isinstance(thing, str):
@@ -344,10 +349,6 @@ class _Objects:
         text = text_of(thing, self.name)
         self.objects[text] = thing
         return text
-
-    def model(self, model: Any) -> str:
-        """Return the text of a model."""
-        return model if isinstance(model, str) else self.text("model", model)
 
     def dataset(self, train: Any, test: Any, groups: Any, channels: str) -> str:
         """Return the text of a dataset."""
@@ -370,21 +371,24 @@ class _Objects:
         self.objects[text] = replace(dataset, name=text)
         return text
 
-    def rules(self, rules: Any) -> list[str]:
-        """Return the texts of rules."""
-        return [self._part(make_rule, rule, Rule) for rule in _several("rules", rules, Rule)]
-
-    def attacks(self, attacks: Any) -> list[str]:
-        """Return the texts of attacks."""
-        several = _several("attacks", attacks, Attack)
-        return [self._part(make_attack, attack, Attack) for attack in several]
-
-    def _part(self, make: Callable[[Any], Any], given: Any, base: type) -> str:
-        thing = make(given)
-        if not isinstance(given, str):
-            self._add_classes(thing, base)
-        with self.known():
-            return str(thing)
+    def parts(self, name: str, given: Any, make: Callable[[Any], Any], base: type) -> list[str]:
+        """Return the texts of rules or attacks; classes are refused with the remedy."""
+        several = [given] if isinstance(given, str | base | type) else given
+        if not isinstance(several, Iterable):
+            raise TypeError(f"{name} must be texts or objects, got {type(given).__name__}.")
+        found = []
+        for each in several:
+            if isinstance(each, type):
+                raise TypeError(
+                    f"{name} must be texts or objects, got the class {each.__name__}; make an "
+                    f"object of it: {each.__name__}()."
+                )
+            thing = make(each)
+            if not isinstance(each, str):
+                self._add_classes(thing, base)
+            with registered(self.objects):
+                found.append(str(thing))
+        return found
 
     def _add_classes(self, thing: Any, base: type) -> None:
         """Register the user's classes of a rule or attack and of what it wraps."""
@@ -468,22 +472,9 @@ def _count_or_fraction(name: str, value: Any) -> int | float:
 
 
 def _seeds(seeds: Any) -> list[int]:
-    several = seeds if isinstance(seeds, Iterable) and not isinstance(seeds, str) else [seeds]
-    return [_whole("seeds", seed) for seed in several]
-
-
-def _several(name: str, given: Any, base: type) -> list[Any]:
-    """Return rules or attacks as a list; classes are refused with the remedy."""
-    several = [given] if isinstance(given, str | base | type) else given
-    if not isinstance(several, Iterable):
-        raise TypeError(f"{name} must be texts or objects, got {type(given).__name__}.")
-    found = list(several)
-    for each in found:
-        if isinstance(each, type):
-            raise TypeError(
-                f"{name} must be texts or objects, got the class {each.__name__}; make an object "
-                f"of it: {each.__name__}()."
-            )
+    found = []
+    for seed in seeds if isinstance(seeds, Iterable) and not isinstance(seeds, str) else [seeds]:
+        found.append(_whole("seeds", seed))
     return found
 
 
@@ -495,24 +486,13 @@ def _callbacks(callbacks: Any) -> list[Callback]:
     return several
 
 
-def _assumed(value: Any) -> Any:
-    return value if isinstance(value, str) else _count_or_fraction("assumed_byzantine", value)
-
-
-def _local(local: Any) -> LocalSGD:
-    if local is None:
-        return LocalSGD()
-    if not isinstance(local, LocalSGD):
-        raise TypeError(f"local must be an ov.LocalSGD, got {type(local).__name__}.")
-    return local
-
-
-def _server(server: Any) -> Server:
-    if server is None:
-        return Server()
-    if not isinstance(server, Server):
-        raise TypeError(f"server must be an ov.Server, got {type(server).__name__}.")
-    return server
+def _given(name: str, value: Any, kind: type) -> Any:
+    """Return a `LocalSGD` or a `Server`: that of the caller, or the default."""
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be an ov.{kind.__name__}, got {type(value).__name__}.")
+    return value
 
 
 def _check_how(suite: Any, checkpoint_every: Any, max_stacked: Any, progress: Any) -> None:
@@ -537,12 +517,6 @@ def _check_names(precision: str, aggregate: str, trainer: str, specs: Sequence[R
     assumed = specs[0].federation.assumed_byzantine
     if isinstance(assumed, str):
         check_choice("assumed_byzantine", assumed, ("oracle",))
-
-
-def _progress_kind(progress: bool | ProgressKind) -> ProgressKind:
-    if isinstance(progress, bool):
-        return "lines" if progress else "none"
-    return progress
 
 
 class _Reports(Listener):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from outvote.attacks.attack_spec import make_attack
 from outvote.data.array_dataset import IGNORED
-from outvote.data.loader import is_own_dataset
+from outvote.data.catalog import DATASETS
 from outvote.engine.federation import Federation, make_federation
 from outvote.engine.run_stack import Run, RunStack
 from outvote.engine.simulation import make_run_stack
@@ -41,7 +41,7 @@ from outvote.training.choose_trainer import choose_trainer, is_random, try_model
 from outvote.training.gpu_memory import free_on_gpu
 from outvote.training.objective import Objective
 from outvote.training.samples import Samples
-from outvote.user_objects import find_object, find_own, is_user_object
+from outvote.user_objects import find_object, find_own, is_own, is_user_object
 
 # Updates, attacked updates, aggregates, and copies of them; trainers bound their own memory.
 VECTORS_PER_CLIENT = 8
@@ -76,9 +76,14 @@ class RunBuilder:
                 self.datasets.groups(spec.data)
             elif spec.data.partition in PARTITIONS and spec.data.partition != "iid":
                 self.datasets.labels(spec.data)
-            if is_user_object(spec.data.partition) or is_own_dataset(spec.data.name):
+            if is_user_object(spec.data.partition) or is_own("dataset", spec.data.name, DATASETS):
                 self._federation(spec)
-            self._check_attack(spec)
+            is_of_classes = self.datasets.dataset(spec.data).num_classes is not None
+            if not is_of_classes and make_attack(spec.attack).poisons_data:
+                raise ValueError(
+                    f"{spec.attack} changes class labels, and the targets of {spec.data.name} are "
+                    "not classes; choose an attack on gradients."
+                )
             spec.federation.check_sampled(self.num_clients(spec))
             training = (spec.training.batch_size, spec.training.augment)
             own = (spec.loss, spec.optimizer, spec.trainer, spec.theory)
@@ -86,15 +91,6 @@ class RunBuilder:
             if tried not in seen:
                 seen.add(tried)
                 self._try_network(spec)
-
-    def _check_attack(self, spec: RunSpec) -> None:
-        if self.datasets.dataset(spec.data).num_classes is not None:
-            return
-        if make_attack(spec.attack).poisons_data:
-            raise ValueError(
-                f"{spec.attack} changes class labels, and the targets of {spec.data.name} are not "
-                "classes; choose an attack on gradients."
-            )
 
     def samples(self, data: DataSpec) -> tuple[Samples, Samples]:
         """Move training and test samples to the device; those of the dataset before are freed."""
@@ -136,12 +132,15 @@ class RunBuilder:
 
     def stack(self, spec: RunSpec, runs: Sequence[Run]) -> RunStack:
         """Stack runs that share all but federation, attack, rule and seed."""
+        found, groups = self.datasets.dataset(spec.data), None
+        if spec.data.partition == "by-group" and found.test_groups is not None:
+            groups = found.train_groups, found.test_groups
         return make_run_stack(
             self.network(spec),
             *self.samples(spec.data),
             runs,
             training=spec.training,
-            num_classes=self.datasets.dataset(spec.data).num_classes,
+            num_classes=found.num_classes,
             server=spec.server,
             aggregate=spec.aggregate,
             precision=spec.precision,
@@ -150,15 +149,8 @@ class RunBuilder:
             loss=_own(spec.loss, "loss"),
             optimizer=_own(spec.optimizer, "optimizer"),
             trainer=spec.trainer,
-            groups=self._groups(spec),
+            groups=groups,
         )
-
-    def _groups(self, spec: RunSpec) -> tuple[Any, Any] | None:
-        """Return the groups of training and test samples, where both have the clients' groups."""
-        found = self.datasets.dataset(spec.data)
-        is_known = found.train_groups is not None and found.test_groups is not None
-        is_wanted = spec.data.partition == "by-group" and is_known
-        return (found.train_groups, found.test_groups) if is_wanted else None
 
     def network(self, spec: RunSpec) -> nn.Module:
         """Make the initial network of a run."""
@@ -195,7 +187,7 @@ class RunBuilder:
         free = free_bytes(self.device)
         if free is None:
             return UNLIMITED
-        dim = sum(parameter.numel() for parameter in self.network(spec).parameters())
+        dim = sum(map(Tensor.numel, self.network(spec).parameters()))
         # With momentum, every client keeps a vector from round to round.
         num_kept = self.num_clients(spec) if spec.training.client_momentum > 0 else 0
         per_run = BYTES * dim * (VECTORS_PER_CLIENT * self.num_sampled(spec) + num_kept)

@@ -1,18 +1,20 @@
 """The datasets of a sweep: listed ones and a user's own, each loaded once."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import final
 
 import numpy as np
 import torch
 
 from outvote.data.array_dataset import Array, ArrayDataset, make_dataset
+from outvote.data.catalog import DATASETS
 from outvote.data.checksum import sha256_of
-from outvote.data.loader import is_own_dataset, load
+from outvote.data.loader import load
 from outvote.experiment.run_spec import DataSpec
 from outvote.results.schema import DataUsed
 from outvote.training.samples import ArraySamples, ByteImages, Samples
-from outvote.user_objects import find_own
+from outvote.user_objects import find_own, is_own
 
 DataKey = tuple[str, int | None]
 
@@ -30,9 +32,10 @@ class DatasetCache:
     def dataset(self, data: DataSpec) -> ArrayDataset:
         """Return a dataset; the first time it is loaded."""
         if data.key not in self._datasets:
-            is_own = is_own_dataset(data.name)
-            found = load_own(data.name) if is_own else load(data.name, size=data.image_size)
-            self._datasets[data.key] = found
+            if is_own("dataset", data.name, DATASETS):
+                self._datasets[data.key] = load_own(data.name)
+            else:
+                self._datasets[data.key] = load(data.name, size=data.image_size)
         return self._datasets[data.key]
 
     def used(self, data: DataSpec) -> DataUsed:
@@ -94,9 +97,11 @@ def load_own(name: str) -> ArrayDataset:
 
 def arrays_of(found: ArrayDataset) -> list[Array]:
     """Return all arrays of a dataset, in the order in which its checksum takes them."""
-    groups = [each for each in (found.train_groups, found.test_groups) if each is not None]
-    inputs = (*found.train_inputs, *found.test_inputs)
-    return [*inputs, found.train_targets, found.test_targets, *groups]
+    arrays = [*found.train_inputs, *found.test_inputs, found.train_targets, found.test_targets]
+    for groups in (found.train_groups, found.test_groups):
+        if groups is not None:
+            arrays.append(groups)
+    return arrays
 
 
 def samples_on(
@@ -124,7 +129,7 @@ def few_samples(found: ArrayDataset) -> Samples:
                 width = max(1, array.size // len(array))
                 rows |= {int(array.argmax()) // width, int(array.argmin()) // width}
         chosen = sorted(rows)
-        inputs.append([array[chosen] for array in some])
+        inputs.append(map(itemgetter(chosen), some))
         targets.append(own[chosen])
-    joined = [np.concatenate(pair) for pair in zip(*inputs, strict=True)]
+    joined = list(map(np.concatenate, zip(*inputs, strict=True)))
     return samples_on(torch.device("cpu"), found, joined, np.concatenate(targets))

@@ -20,7 +20,7 @@ from outvote.results.disk import DamagedFileError
 from outvote.results.folder import RunFolder, Writer
 from outvote.results.labels import names_of, user_files, value_of
 from outvote.results.run import KeptRun
-from outvote.results.schema import CodeUsed, DataUsed, Outcome, PackageUsed, Status
+from outvote.results.schema import CodeUsed, DataUsed, Environment, Outcome, PackageUsed, Status
 from outvote.suites.presets import PRESETS
 from outvote.suites.suite import Part, Suite
 from outvote.text import LONGEST_MESSAGE, short_line, shortened
@@ -86,23 +86,24 @@ class Job:
 
     def check_code(self) -> None:
         """Refuse user code that has changed since the plan was made."""
-        if self.spec.hash != self.hash:
+        if self.kept is None and self.spec.hash != self.hash:
             raise ValueError(
                 f"a file of {self.spec.label} was changed since the sweep began; run the same "
                 "command again to use the new version."
             )
 
-    def code_used(self) -> tuple[CodeUsed, ...]:
-        """Return the user's files of its rule, attack, model, data and training."""
-        found = file_digests(*self.spec.user_texts)
-        return tuple(CodeUsed(path=path, checksum=found[path]) for path in found)
-
-    def packages_used(self) -> tuple[PackageUsed, ...]:
-        """Return the packages that its rule, attack, model and data are from."""
-        return tuple(
-            PackageUsed(kind=each.kind, name=each.name, package=each.package, version=each.version)
-            for each in self.spec.plugins
-        )
+    def with_code(self, environment: Environment) -> Environment:
+        """Add the user's files and the packages of its rule, attack, model, data and training."""
+        code, packages = [], []
+        for path, checksum in file_digests(*self.spec.user_texts).items():
+            code.append(CodeUsed(path=path, checksum=checksum))
+        for each in self.spec.plugins:
+            packages.append(
+                PackageUsed(
+                    kind=each.kind, name=each.name, package=each.package, version=each.version
+                )
+            )
+        return msgspec.structs.replace(environment, code=tuple(code), packages=tuple(packages))
 
     def known_data(self) -> str | None:
         """Return the checksum of the data in env.json; None if it cannot be read."""
@@ -168,7 +169,10 @@ class Plan:
     @property
     def notes(self) -> list[str]:
         """What a user may not expect of these runs."""
-        found = [spec.federation for spec in self.specs if spec.federation.assumes_majority]
+        found = []
+        for spec in self.specs:
+            if spec.federation.assumes_majority:
+                found.append(spec.federation)
         if not found:
             return []
         values = ", ".join(dict.fromkeys(str(each.assumed_byzantine) for each in found))
@@ -180,16 +184,12 @@ class Plan:
         )
         return [text]
 
-    def jobs(self, root: Path) -> list[Job]:
-        """Return the runs, with their folders below `root`."""
-        return [Job(spec, self.suite, root, known) for known, spec in self.by_hash.items()]
-
-    def jobs_in_memory(self) -> list[Job]:
-        """Return the runs, of which nothing is stored."""
+    def jobs(self, root: Path | None) -> list[Job]:
+        """Return the runs, with their folders below `root`; None: nothing is stored."""
         jobs = []
         for known, spec in zip(self.hashes, self.specs, strict=True):
-            kept = KeptRun(to_toml(spec, self.suite), known)
-            jobs.append(Job(spec, self.suite, Path(), known, kept))
+            kept = KeptRun(to_toml(spec, self.suite), known) if root is None else None
+            jobs.append(Job(spec, self.suite, root or Path(), known, kept))
         return jobs
 
 

@@ -204,7 +204,8 @@ def make_bars(*columns: Any, is_forced: bool = False) -> "Progress":
 @contextmanager
 def shown_on_stderr(kind: ProgressKind) -> Iterator[Listener]:
     """Show the progress of runs that a Python program executes; "none": messages neither."""
-    kind = chosen_kind(kind)
+    if kind == "auto":
+        kind = chosen_kind(kind)
     if kind == "none":
         yield Listener()
     elif kind == "lines":

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping
 from math import isfinite
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from msgspec import Struct
 
 from outvote.attacks.attack_spec import ATTACKS, make_attack
 from outvote.data.catalog import DATASETS
-from outvote.data.loader import find_entry, is_own_dataset
+from outvote.data.loader import find_entry
 from outvote.engine.federation import count_sampled
 from outvote.errors import closest
 from outvote.loading import find_file
@@ -24,7 +25,7 @@ from outvote.server.selection import make_selection
 from outvote.server.step import Server
 from outvote.suites.presets import PLAIN_STEP
 from outvote.training.local_sgd import LocalSGD, with_rates
-from outvote.user_objects import is_user_object
+from outvote.user_objects import is_own, is_user_object
 
 PARTITIONS = ("dirichlet", "iid", "shards", "by-group")
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -180,8 +181,13 @@ class RunSpec(Struct, frozen=True, kw_only=True):
 
         Files are read anew every time: a `Job` keeps the hash of the plan.
         """
-        code = file_digests(*self.user_texts) | {p.package: p.version for p in self.plugins}
-        content = {"protocol": PROTOCOL, "spec": _as_hashed(self), "code": code}
+        code = file_digests(*self.user_texts)
+        for plugin in self.plugins:
+            code[plugin.package] = plugin.version
+        table = as_table(self)
+        # The name in the hashes of all runs, which are kept.
+        table["federation"]["told"] = table["federation"].pop("assumed_byzantine")
+        content = {"protocol": PROTOCOL, "spec": table, "code": code}
         text = msgspec.json.encode(content, order="sorted")
         return hashlib.blake2b(text, digest_size=6).hexdigest()
 
@@ -194,13 +200,14 @@ class RunSpec(Struct, frozen=True, kw_only=True):
             ("model", [self.model.name], MODELS),
             ("dataset", [self.data.name], DATASETS),
         )
-        found = (
-            find_plugin(kind, name)
-            for kind, own, built_in in names
-            for name in own
-            if name not in built_in and not is_user_object(name)
-        )
-        return tuple(dict.fromkeys(each for each in found if each is not None))
+        found: dict[Plugin, None] = {}
+        for kind, own, built_in in names:
+            for name in own:
+                if name in built_in or is_user_object(name):
+                    continue
+                if (plugin := find_plugin(kind, name)) is not None:
+                    found[plugin] = None
+        return tuple(found)
 
     @property
     def user_texts(self) -> tuple[str, ...]:
@@ -228,21 +235,24 @@ def as_table(spec: RunSpec) -> dict[str, Any]:
 def to_toml(spec: RunSpec, suite: str) -> str:
     """Return config.toml of one run; as the input of `outvote run` it is the same run."""
     table = {"suite": suite, **as_table(spec)}
-    sections = {key: value for key, value in table.items() if isinstance(value, Mapping)}
-    lines = [f"{k} = {_toml_value(v)}" for k, v in table.items() if k not in sections]
-    for key, section in sections.items():
-        lines += ["", f"[{key}]", *(f"{k} = {_toml_value(v)}" for k, v in section.items())]
-    return "\n".join(lines) + "\n"
+    lines, sections = [], []
+    for key, value in table.items():
+        if not isinstance(value, Mapping):
+            lines.append(f"{key} = {_toml_value(value)}")
+            continue
+        sections += ["", f"[{key}]"]
+        for name, inside in value.items():
+            sections.append(f"{name} = {_toml_value(inside)}")
+    return "\n".join([*lines, *sections]) + "\n"
 
 
 def file_digests(*texts: str) -> dict[str, str]:
     """Return the checksum of every file that is named in texts such as "gas(mine.py:MyRule)"."""
-    paths = sorted({path for text in texts for path in user_files(text)})
-    return {
-        path: hashlib.blake2b(find_file(path).read_bytes(), digest_size=16).hexdigest()
-        for path in paths
-        if find_file(path).is_file()
-    }
+    found = {}
+    for path in sorted(set[str]().union(*map(user_files, texts))):
+        if (file := find_file(path)).is_file():
+            found[path] = hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
+    return found
 
 
 def checked(spec: RunSpec) -> RunSpec:
@@ -250,7 +260,11 @@ def checked(spec: RunSpec) -> RunSpec:
     for name, least in (("rounds", 1), ("evaluate_every", 1), ("seed", 0), ("root_size", 1)):
         _check_least(name, getattr(spec, name), least)
     _check_data(spec.data)
-    federation = _with_selection(spec.federation)
+    try:
+        selection = str(make_selection(spec.federation.selection))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"federation.selection: {error}") from error
+    federation = msgspec.structs.replace(spec.federation, selection=selection)
     _check_federation(federation, spec.data)
     for name, usual in (("loss", "auto"), ("optimizer", "local-sgd")):
         _check_object(name, getattr(spec, name), (usual,))
@@ -260,6 +274,9 @@ def checked(spec: RunSpec) -> RunSpec:
         raise ValueError(f"model.name: {error}") from error
     if spec.theory:
         _check_theory(spec)
+    server = spec.server
+    if server.optimizer == "sgd":  # What plain steps do not use is at its default.
+        server = Server(learning_rate=server.learning_rate, momentum=server.momentum)
     return msgspec.structs.replace(
         spec,
         rule=str(make_rule(spec.rule)),
@@ -267,7 +284,7 @@ def checked(spec: RunSpec) -> RunSpec:
         data=_without_unused(spec.data),
         federation=federation,
         training=with_rates(spec.training, spec.rounds),
-        server=_without_moments(spec.server),
+        server=server,
     )
 
 
@@ -294,15 +311,8 @@ def _check_theory(spec: RunSpec) -> None:
             )
 
 
-def _as_hashed(spec: RunSpec) -> dict[str, Any]:
-    """Return the settings under the names in the hashes of all runs, which are kept."""
-    table = as_table(spec)
-    table["federation"]["told"] = table["federation"].pop("assumed_byzantine")
-    return table
-
-
 def _slug(text: str, longest: int = 40) -> str:
-    words = "".join(c if c.isalnum() or c in "-." else " " for c in text).split()
+    words = re.sub(r"[^\w.-]|_", " ", text).split()
     return "-".join(words)[:longest].strip("-.")
 
 
@@ -325,10 +335,9 @@ def _check_object(key: str, text: str, known: tuple[str, ...]) -> None:
 
 def _check_data(data: DataSpec) -> None:
     _check_object("data.partition", data.partition, PARTITIONS)
-    forms = () if is_own_dataset(data.name) else find_entry(data.name).forms
-    can_choose = any("size" in form.options for form in forms)
+    forms = () if is_own("dataset", data.name, DATASETS) else find_entry(data.name).forms
     if data.image_size is not None:
-        if not can_choose:
+        if not any("size" in form.options for form in forms):
             raise ValueError(
                 "data.image_size is for folders of images such as imagenet12, got "
                 f"{data.image_size} for {data.name}; leave it out."
@@ -367,15 +376,6 @@ def _check_federation(federation: FederationSpec, data: DataSpec) -> None:
         )
 
 
-def _with_selection(federation: FederationSpec) -> FederationSpec:
-    """Return the clients with their selection in one form."""
-    try:
-        text = str(make_selection(federation.selection))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"federation.selection: {error}") from error
-    return msgspec.structs.replace(federation, selection=text)
-
-
 def _check_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}.")
@@ -385,18 +385,11 @@ def _without_unused(data: DataSpec) -> DataSpec:
     """Set what the partition does not use to its default, and a size that is the default."""
     usual = DataSpec()
     changes: dict[str, Any] = {}
-    is_listed = not is_own_dataset(data.name)
+    is_listed = not is_own("dataset", data.name, DATASETS)
     if is_listed and data.image_size == find_entry(data.name).shape[0]:
         changes["image_size"] = None
     if data.partition != "dirichlet":
-        changes |= {key: getattr(usual, key) for key in ("beta", "balance", "min_size")}
+        changes |= {"beta": usual.beta, "balance": usual.balance, "min_size": usual.min_size}
     if data.partition != "shards":
         changes["shards_per_client"] = usual.shards_per_client
     return msgspec.structs.replace(data, **changes)
-
-
-def _without_moments(server: Server) -> Server:
-    """Set what plain steps do not use to its default."""
-    if server.optimizer != "sgd":
-        return server
-    return Server(learning_rate=server.learning_rate, momentum=server.momentum)

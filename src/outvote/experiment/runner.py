@@ -76,7 +76,7 @@ class Runner:
         """Execute the runs of a plan; return the outcome of each, in their order."""
         with on_gpu(self.device):
             self.check(plan)
-            jobs = plan.jobs_in_memory() if self.output is None else plan.jobs(self.output)
+            jobs = plan.jobs(self.output)
             ends, todo = self.sort(jobs)
             _Sweep(self, ends).execute(todo)
         return [ends[job.hash] for job in jobs]
@@ -84,24 +84,27 @@ class Runner:
     def sort(self, jobs: Sequence[Job]) -> tuple[dict[str, RunEnd], list[Todo]]:
         """Return the runs that are over, here or in another suite, and those that are not."""
         ends: dict[str, RunEnd] = {}
-        todo, num_adopted = [], 0
+        todo, num_adopted, num_rounds = [], 0, 0
         for job in jobs:
             status, damaged = job.checked()
             if damaged is not None:
                 text = _damage(job, damaged)
                 self.reported.add(text)
                 self.listener.on_message(text)
-            if not status.is_over and (adopted := self._adopted(job)) is not None:
-                status, num_adopted = adopted, num_adopted + 1
+            if self.adopts and not status.is_over and (other := find_elsewhere(job)) is not None:
+                used = self.builder.datasets.used(job.spec.data)
+                if (adopted := adopt(job, other, used)) is not None:
+                    status, num_adopted = adopted, num_adopted + 1
             if status.is_over:
                 ends[job.hash] = self.known_end(job, status)
                 self.listener.on_end(ends[job.hash])
             else:
                 todo.append((status.round, job))
+                num_rounds += job.spec.rounds - status.round
         if num_adopted:
             what = plural(num_adopted, "run")
             self.listener.on_message(f"{what} finished in another suite of {self.output}: copied.")
-        self.listener.on_plan(sum(job.spec.rounds - done for done, job in todo))
+        self.listener.on_plan(num_rounds)
         return ends, todo
 
     def known_end(self, job: Job, status: Status) -> RunEnd:
@@ -116,12 +119,6 @@ class Runner:
         fit = self.max_stacked
         return min(self.builder.most_runs(spec) if fit is None else max(1, fit), most_locks())
 
-    def _adopted(self, job: Job) -> Status | None:
-        other = find_elsewhere(job) if self.adopts else None
-        if other is None:
-            return None
-        return adopt(job, other, self.builder.datasets.used(job.spec.data))
-
 
 def _damage(job: Job, found: CheckedRun) -> str:
     """Return the message about a damaged run."""
@@ -134,20 +131,18 @@ def stacks(todo: Sequence[Todo]) -> list[list[Job]]:
 
     Dataset by dataset, because only one is on the device at a time.
     """
-    groups: dict[Hashable, list[Job]] = {}
+    by_data: dict[Hashable, dict[Hashable, list[Job]]] = {}
     work: dict[Hashable, int] = {}
     for done, job in todo:
-        key = (stack_key(job.spec), done)
-        groups.setdefault(key, []).append(job)
-        for each in (key, job.spec.data.key):
+        data, key = job.spec.data.key, (stack_key(job.spec), done)
+        by_data.setdefault(data, {}).setdefault(key, []).append(job)
+        for each in (data, key):
             work[each] = work.get(each, 0) + job.spec.rounds - done
-    data = {key: jobs[0].spec.data.key for key, jobs in groups.items()}
-    order = list(dict.fromkeys(data.values()))
-
-    def rank(key: Hashable) -> tuple[int, int, int]:
-        return -work[data[key]], order.index(data[key]), -work[key]
-
-    return [groups[key] for key in sorted(groups, key=rank)]
+    found = []
+    for name in sorted(by_data, key=work.__getitem__, reverse=True):
+        for alike in sorted(by_data[name], key=work.__getitem__, reverse=True):
+            found.append(by_data[name][alike])
+    return found
 
 
 def one_sentence(error: Exception) -> str:
@@ -214,8 +209,10 @@ class _Sweep(Listener):
     def _free_again(self) -> list[Todo]:
         """Return the busy runs that are not over; the other process may have ended."""
         found = []
-        for job in [end.job for end in self.ends.values() if end.outcome == "busy"]:
-            status = job.status
+        for end in list(self.ends.values()):
+            if end.outcome != "busy":
+                continue
+            job, status = end.job, end.job.status
             if status.is_over:
                 self.on_end(self.runner.known_end(job, status))
             else:
@@ -229,12 +226,14 @@ class _Sweep(Listener):
 
     def _execute(self, jobs: Sequence[Job], locks: ExitStack) -> None:
         """Train runs that can be stacked; runs at different rounds return to the queue."""
-        ready = [each for job in jobs if (each := self._opened(job, locks)) is not None]
-        rounds = sorted({each.round for each in ready})
-        if len(rounds) > 1:
-            self._put_back([[e.job for e in ready if e.round == number] for number in rounds])
-        elif ready:
-            self._train(ready)
+        by_round: dict[int, list[OpenRun]] = {}
+        for job in jobs:
+            if (each := self._opened(job, locks)) is not None:
+                by_round.setdefault(each.round, []).append(each)
+        if len(by_round) > 1:
+            self._put_back([[each.job for each in by_round[k]] for k in sorted(by_round)])
+        elif by_round:
+            self._train(next(iter(by_round.values())))
 
     def _opened(self, job: Job, locks: ExitStack) -> OpenRun | None:
         """Lock the folder, and build the run; None if it is busy or over, or cannot be built."""
@@ -291,8 +290,11 @@ class _Sweep(Listener):
     def _name_resumed(self, open_runs: Sequence[OpenRun]) -> None:
         """Report the runs that train on from a checkpoint; a stack that is split is not new."""
         done, total = open_runs[0].round, open_runs[0].job.spec.rounds
-        jobs = [each.job for each in open_runs if each.job.hash not in self.begun]
-        self.begun |= {job.hash for job in jobs}
+        jobs = []
+        for each in open_runs:
+            if each.job.hash not in self.begun:
+                jobs.append(each.job)
+                self.begun.add(each.job.hash)
         if jobs and 0 < done < total:
             self.on_message(f"resumes {names(jobs)} after round {done} of {total}")
 

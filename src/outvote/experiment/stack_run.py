@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from time import monotonic
 from typing import Any, final
 
-import msgspec
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -58,15 +58,20 @@ class StackRun:
     ) -> None:
         """Build the stack and its state; nothing is written."""
         self.open_runs, self.builder, self.keep_weights = open_runs, builder, keep_weights
-        self.spec, runs = open_runs[0].job.spec, [each.run for each in open_runs]
+        self.spec = open_runs[0].job.spec
+        runs, found, networks = [], [], []
+        for each in open_runs:
+            runs.append(each.run)
+            if each.checkpoint is not None:
+                found.append(each.checkpoint)
+            else:
+                networks.append(builder.network(each.job.spec))
         self.stack = builder.stack(self.spec, runs)
-        found = [each.checkpoint for each in open_runs if each.checkpoint is not None]
         if found:
             self.state = state_of(found, runs, builder.device)
         else:
-            networks = [builder.network(each.job.spec) for each in open_runs]
             self.state = first_state(networks, builder.samples(self.spec.data)[0])
-        self.rows = {number: number for number in range(len(open_runs))}
+        self.rows = dict(enumerate(range(len(open_runs))))
         """The runs that are not over, and their rows in the state."""
         self._data = builder.datasets.used(self.spec.data)
         self._saved, self._saved_at = self.state.round, monotonic()
@@ -81,10 +86,7 @@ class StackRun:
             self.builder.device, self.spec.precision, self._data, how
         )
         for each in self.open_runs:
-            code = each.job.code_used()
-            packages = each.job.packages_used()
-            own = msgspec.structs.replace(environment, code=code, packages=packages)
-            each.writer.begin(self.state.round, own)
+            each.writer.begin(self.state.round, each.job.with_code(environment))
             each.writer.write_status(self._status("running"))
         for number, each in enumerate(self.open_runs):
             if each.checkpoint is not None and each.checkpoint.notes["outcome"] == "diverged":
@@ -176,18 +178,21 @@ class StackRun:
 
     def _record(self, step: Step, seconds: float, listener: Listener) -> RoundProgress:
         self.state = step.state
-        self.rows = {number: row for row, number in enumerate(step.numbers)}
+        self.rows = dict(zip(step.numbers, range(len(step.numbers)), strict=True))
         number, num_runs = step.state.round, len(step.numbers)
-        num_samples = sum(record.num_samples for record in step.records)
+        num_samples = sum(map(attrgetter("num_samples"), step.records))
+        accuracies = []
         timing = Timing(round=number, seconds=seconds, num_runs=num_runs, images=num_samples)
         for each, record in zip(step.numbers, step.records, strict=True):
             self.open_runs[each].writer.add(record, timing)
             listener.on_record(self.open_runs[each].job, record)
+            if record.accuracy is not None:
+                accuracies.append(record.accuracy)
         return RoundProgress(
             round=number,
             num_rounds=self.spec.rounds,
             num_runs=num_runs,
-            accuracies=tuple(r.accuracy for r in step.records if r.accuracy is not None),
+            accuracies=tuple(accuracies),
             num_samples=num_samples,
             seconds=seconds,
         )

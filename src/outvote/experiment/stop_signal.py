@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from threading import Thread, current_thread, main_thread
 from types import FrameType
-from typing import final
+from typing import Any, final
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SECONDS_TO_RECEIVE = 0.5
@@ -29,6 +29,7 @@ class StopSignal:
     def __init__(self, describe: Callable[[], str] | None = None) -> None:
         """Start without a signal; `describe` returns what is printed on the first one."""
         self.number = 0
+        self.before: dict[int, Any] = {}
         self._num_received = 0
         self._describe = describe
         self._ends: tuple[socket.socket, socket.socket] | None = None
@@ -38,7 +39,8 @@ class StopSignal:
         numbers = SIGNALS if current_thread() is main_thread() else ()
         if numbers and self._describe is not None:
             self._answer_at_once()
-        self.before = {number: signal.signal(number, self._receive) for number in numbers}
+        for number in numbers:
+            self.before[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -72,10 +72,11 @@ def label_names(text: str) -> list[str]:
     >>> label_names("gas(bucketing(rfa), num_groups=10)")
     ['gas', 'bucketing', 'rfa']
     """
-    found = [outline(text)]
+    found, names = [outline(text)], []
     for each in found:
         found.extend(each.inside)
-    return [each.name for each in found]
+        names.append(each.name)
+    return names
 
 
 def parameters(text: str) -> dict[str, Any]:
@@ -95,8 +96,11 @@ def user_files(text: str) -> list[str]:
     """
     found = []
     for part in map(str.lstrip, _PARTS.split(text)):
-        ends = [each.end() for each in _ENDS.finditer(part, 1)]
-        found += [part[: ends[-1]]] if ends else []
+        end = 0
+        for each in _ENDS.finditer(part, 1):
+            end = each.end()
+        if end:
+            found.append(part[:end])
     return found
 
 

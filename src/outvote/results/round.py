@@ -109,9 +109,9 @@ class Round:
 
     def line(self) -> dict[str, Any]:
         """Return what its line in metrics.jsonl holds: without what is at its default."""
-        found = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
-        return {
-            name: value
-            for name, (value, default) in found.items()
-            if default is MISSING or value != default
-        }
+        found = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.default is MISSING or value != field.default:
+                found[field.name] = value
+        return found

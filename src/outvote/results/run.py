@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
+from operator import attrgetter
 from typing import Any, final
 
 import msgspec
@@ -194,7 +195,7 @@ class KeptRun:
             environment=self.environment,
             series=series_of(self.rounds),
             seconds=self.seconds,
-            num_samples=sum(each.num_samples for each in self.rounds),
+            num_samples=sum(map(attrgetter("num_samples"), self.rounds)),
             folder=None,
             clients=clients_of(self.rounds),
         )

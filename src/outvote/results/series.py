@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, final
 
 import numpy as np
@@ -84,6 +85,8 @@ _RECORDED = (
     *("byzantine_weight", "test_loss", *OF_CLIENTS),
 )
 """Those that a round has under the same name."""
+_COUNTED = {"num_sampled": "clients", "num_byzantine": "byzantine", "num_rejected": "rejected"}
+"""Those that count some clients of a round."""
 
 
 def to_digits(value: float) -> str:
@@ -93,17 +96,21 @@ def to_digits(value: float) -> str:
 
 def series_of(rounds: Sequence[Round]) -> Series:
     """Turn the lines of a run into arrays."""
-    diagnoses = [each.diagnostics or Diagnostics() for each in rounds]
-    measured = [each.theory or Theory() for each in rounds]
-    columns: dict[str, list[Any]] = {
-        "num_sampled": [len(each.clients) for each in rounds],
-        "num_byzantine": [len(each.byzantine) for each in rounds],
-        "num_rejected": [len(each.rejected) for each in rounds],
-        **{name: [getattr(each, name) for each in rounds] for name in _RECORDED},
-        **{name: [getattr(each, name) for each in diagnoses] for name in DIAGNOSTICS},
-        **{name: [getattr(each, name) for each in measured] for name in THEORY},
-    }
-    return Series(**{name: column(name, values) for name, values in columns.items()})
+    diagnoses, measured, columns = [], [], {}
+    for each in rounds:
+        diagnoses.append(each.diagnostics or Diagnostics())
+        measured.append(each.theory or Theory())
+    sources: tuple[tuple[Sequence[str], Sequence[Any]], ...] = (
+        (_RECORDED, rounds),
+        (DIAGNOSTICS, diagnoses),
+        (THEORY, measured),
+    )
+    for names, source in sources:
+        for name in names:
+            columns[name] = column(name, list(map(attrgetter(name), source)))
+    for name, clients in _COUNTED.items():
+        columns[name] = column(name, list(map(len, map(attrgetter(clients), rounds))))
+    return Series(**columns)
 
 
 def column(name: str, values: Sequence[Any]) -> NDArray[Any]:
@@ -145,7 +152,7 @@ def clients_of(rounds: Sequence[Round]) -> Clients | None:
     accuracy = np.array(accuracies, dtype=np.float64)
     # A Byzantine client that was never sampled is known by its missing accuracy alone.
     num_sampled[np.isnan(accuracy) & (num_sampled == 0)] = np.nan
-    byzantine = list({client for each in rounds for client in each.byzantine})
+    byzantine = list(set[int]().union(*map(attrgetter("byzantine"), rounds)))
     num_scored[byzantine], num_sampled[byzantine] = 0, np.nan
     shares = np.full(len(accuracies), np.nan)
     np.divide(num_kept, num_scored, out=shares, where=num_scored > 0)
