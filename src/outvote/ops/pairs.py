@@ -175,9 +175,11 @@ def _squared_distances(products: Pairs, threshold: float) -> tuple[Pairs, Tensor
 
 def copy_distances(result: Pairs, originals: Tensor) -> Pairs:
     """Give copies of a client its own distances to the last bit: ties are settled by index."""
-    if originals.dim() > 2:  # Every group has copies of its own.
-        rows = result.gather(-2, originals.unsqueeze(-1).expand(result.shape))
-        return rows.gather(-1, originals.unsqueeze(-2).expand(result.shape))
+    if originals.dim() > 2:  # Every group has copies of its own, and what it is split into.
+        axes = [1] * (result.dim() - 1 - originals.dim())
+        own = originals.view(*originals.shape[:-1], *axes, originals.shape[-1])
+        rows = result.gather(-2, own.unsqueeze(-1).expand(result.shape))
+        return rows.gather(-1, own.unsqueeze(-2).expand(result.shape))
     for run, own in enumerate(originals.expand(len(result), -1)):
         copies = (own != torch.arange(len(own), device=own.device)).nonzero().flatten()
         result[run, ..., copies, :] = result[run, ..., own[copies], :]

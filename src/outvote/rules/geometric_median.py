@@ -63,7 +63,8 @@ class GeometricMedian(AffineRule):
         counts = info.counts
         is_client, client = median_client(matrix.squared_distances.double(), counts)
         weights = equal_weights(matrix, counts)
-        if not bool(is_client.all()):
+        # Between two clients every point is a median; steps would stop wherever rounding leads.
+        if matrix.num_clients > 2 and not bool(is_client.all()):
             weights = self._iterate(matrix, weights, counts)
         alone = torch.zeros_like(weights).scatter_(-1, client.unsqueeze(-1), 1.0)
         return Aggregation(weights=torch.where(is_client.unsqueeze(-1), alone, weights))
@@ -202,5 +203,7 @@ def median_client(squared_distances: Pairs, counts: Tensor | None = None) -> tup
     if counts is not None:
         pull = pull * counts.unsqueeze(-1) * counts
     squared_pull = pull.sum(dim=-1).sum(dim=-1)
-    multiplicity = is_same.sum(dim=-1) if counts is None else (is_same * counts).sum(dim=-1)
+    # In float64: a whole number times 1 - 1e-9 would be rounded to itself.
+    multiplicity = is_same.double() if counts is None else is_same * counts
+    multiplicity = multiplicity.sum(dim=-1)
     return squared_pull.clamp(min=0) < multiplicity.square() * (1 - 1e-9), client

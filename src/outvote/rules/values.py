@@ -377,9 +377,9 @@ def row_facts(gradients: "Rows | Stream") -> RowFacts:
     for run, own in enumerate(norms):
         if not sum(own) <= largest:  # Also where a norm is not a number.
             is_finite[run] = finite_rows(gradients[run], own)
-            for row, norm in enumerate(own):
-                if norm == torch.inf and is_finite[run][row]:
-                    own[row] = float(row_norms(gradients[run, row : row + 1].double()))
+        for row, norm in enumerate(own):
+            if (norm == torch.inf or norm < SMALLEST_NORM) and is_finite[run][row]:
+                own[row] = float(row_norms(gradients[run, row : row + 1].double()))
         if len(set(own)) < everyone:
             originals[run] = find_originals(gradients[run], own)
     return RowFacts(norms, is_finite, originals)
@@ -440,6 +440,9 @@ def _of_stream(stream: Stream) -> RowFacts:
 def squared_norms(tile: Columns) -> Tensor:
     """Return the squared norms; infinity where a number is not finite, or too large."""
     norms = row_norms(tile.mT)
+    is_short = norms < SMALLEST_NORM
+    if bool(is_short.any()):
+        norms[is_short] = row_norms(tile.mT[is_short].double())
     is_fine = norms <= LARGEST
     if not bool(is_fine.all()):
         largest = min(LARGEST, torch.finfo(tile.dtype).max)
