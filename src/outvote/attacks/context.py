@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import torch
@@ -275,10 +276,9 @@ class Positions:
 
     def __init__(self, is_byzantine: Tensor) -> None:
         """Read the mask, once: to read it waits for all work before."""
-        self.clients: list[list[int]] = [
-            [client for client, is_attacker in enumerate(mask) if is_attacker]
-            for mask in is_byzantine.tolist()
-        ]
+        self.clients: list[list[int]] = []
+        for mask in is_byzantine.tolist():
+            self.clients.append(list(compress(range(len(mask)), mask)))
         self.counts = tuple(map(len, self.clients))
 
     def take(self, gradients: Rows) -> Rows:

@@ -182,10 +182,11 @@ def _asking(
 
 def _finished(attack: Attack, rows: Rows, context: AttackContext) -> Rows:
     """Check the rows, and convert them to the dtype of the gradients, clipped to its range."""
-    shapes = [(context.num_runs, k, context.dim) for k in (1, context.num_attackers)]
-    if tuple(getattr(rows, "shape", ())) not in shapes:
+    num_runs, _, dim = context.gradients.shape
+    shape = (num_runs, max(context.num_byzantine), dim)
+    if tuple(getattr(rows, "shape", ())) not in (shape, (num_runs, 1, dim)):
         raise ValueError(
-            f"{attack} must return rows of the shape {shapes[1]} or {shapes[0]}, got "
+            f"{attack} must return rows of the shape {shape} or {(num_runs, 1, dim)}, got "
             f"{tuple(getattr(rows, 'shape', ()))}; correct the attack."
         )
     if attack.sends_nonfinite:

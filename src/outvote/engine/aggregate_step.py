@@ -35,7 +35,7 @@ def aggregate(
     with plain_torch(sent.device):
         facts = row_facts(sent)
         for numbers in stack.grouped(lambda _, run: run.rule):
-            seeds = [stack.runs[k].seed_of(participants.number, "rule") for k in numbers]
+            seeds = stack.seeds_of(numbers, participants.number, "rule")
             at = run_index(numbers, sent.device)
             found = ask_rule(
                 stack, state, participants, updates, numbers, sent[at], seeds, facts.of(numbers)
@@ -76,17 +76,24 @@ def ask_rule(
     if rule.traits.needs_model:
         parts = (state.weights, state.buffers) if stack.aggregate == "state" else (state.weights,)
         models = torch.cat([part[numbers].to(gradients.dtype) for part in parts], dim=1)
+    assumed, clients, references, states, counts = [], [], [], [], []
+    for k in numbers:
+        assumed.append(participants.num_byzantine_assumed[k])
+        clients.append(participants.clients[k])
+        references.append(updates.references[k])
+        states.append(state.rule_states[k] if state.rule_states else None)
+        counts.append(stack.runs[k].sample_counts(participants.clients[k]))
     batch = Batch(
         gradients=gradients,
-        num_byzantine=[participants.num_byzantine_assumed[k] for k in numbers],
+        num_byzantine=assumed,
         seeds=seeds,
-        clients=[participants.clients[k] for k in numbers],
-        references=[updates.references[k] for k in numbers],
-        states=[state.rule_states[k] for k in numbers] if state.rule_states else None,
+        clients=clients,
+        references=references,
+        states=states if state.rule_states else None,
         round=participants.number,
         models=models,
         layer_sizes=stack.layer_sizes,
-        sample_counts=[stack.runs[k].sample_counts(participants.clients[k]) for k in numbers],
+        sample_counts=counts,
         facts=facts,
     )
     return aggregate_batch(rule, batch)

@@ -24,7 +24,12 @@ def attack(
     """
     num_runs = len(stack.runs)
     honest = updates.gradients.view(num_runs, -1, updates.gradients.shape[-1])
-    sent = honest.clone() if _needs_own_later(stack, participants) else honest
+    # What Byzantine clients would have sent is read later: as the honest mean of the record where
+    # all are Byzantine, and by a state, which may be a view of it.
+    is_read_later = bool(participants.is_byzantine.all(dim=-1).any())
+    for run in stack.runs:
+        is_read_later |= run.attack.has_state
+    sent = honest.clone() if is_read_later else honest
     states = list(state.attack_states or (None,) * num_runs)
     for numbers in stack.grouped(_kind):
         is_byzantine = participants.is_byzantine[torch.tensor(numbers)]
@@ -34,25 +39,16 @@ def attack(
             stack.runs[numbers[0]].attack,
             honest[run_index(numbers, honest.device)],
             is_byzantine,
-            seeds=[stack.runs[k].seed_of(participants.number, "attack") for k in numbers],
+            seeds=stack.seeds_of(numbers, participants.number, "attack"),
             defence=_defence(stack, state, participants, updates, numbers),
-            states=[states[k] for k in numbers],
-            clients=on_device([participants.clients[k] for k in numbers], honest.device),
+            states=list(map(states.__getitem__, numbers)),
+            clients=on_device(list(map(participants.clients.__getitem__, numbers)), honest.device),
             round=participants.number,
         )
         Positions(is_byzantine).put(output.rows, sent, numbers)
         for k, after in zip(numbers, output.state, strict=True):
             states[k] = after
     return sent, tuple(states)
-
-
-def _needs_own_later(stack: RunStack, participants: Participants) -> bool:
-    """Return whether what Byzantine clients would have sent honestly is read after the attack.
-
-    It is the honest mean of the record where all are Byzantine, and a state may be a view of it.
-    """
-    is_alone = bool(participants.is_byzantine.all(dim=-1).any())
-    return is_alone or any(run.attack.has_state for run in stack.runs)
 
 
 def _kind(number: int, run: Run) -> Hashable:

@@ -1,6 +1,5 @@
 """The accuracy of the global model on the own distribution of each client."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isnan
 from typing import Any, final
@@ -86,9 +85,9 @@ class ClientTests:
 
     def _histogram(self, federation: Federation) -> "_Histogram":
         """Count the training targets of every client in strata that have test targets."""
-        parts = [part.numpy() for part in federation.parts]
+        parts = list(map(Tensor.numpy, federation.parts))
         strata = self.of_training[np.concatenate(parts)]
-        owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        owner = np.repeat(np.arange(len(parts)), list(map(len, parts)))
         owner = np.broadcast_to(owner[:, None], strata.shape)
         is_counted = (strata >= 0) & (self.num_tested[strata] > 0)
         pairs = owner[is_counted] * self.strata.num + strata[is_counted]
@@ -134,10 +133,13 @@ def client_accuracy(
     known = np.sort(found[~np.isnan(found)])
     if not len(known):
         return ClientAccuracy()
+    rounded = []
+    for value in found.tolist():
+        rounded.append(None if isnan(value) else round(value, DECIMALS))
     return ClientAccuracy(
         mean=float(known.mean()),
         worst_decile=float(known[: num_worst(len(known))].mean()),
-        each=_rounded(found.tolist()),
+        each=tuple(rounded),
     )
 
 
@@ -148,7 +150,3 @@ def num_worst(num_clients: int) -> int:
     (4, 1, 1)
     """
     return max(1, num_clients // WORST)
-
-
-def _rounded(values: Sequence[float]) -> tuple[float | None, ...]:
-    return tuple(None if isnan(value) else round(value, DECIMALS) for value in values)

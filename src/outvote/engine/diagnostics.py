@@ -52,8 +52,6 @@ def diagnose(
     aggregation: Aggregation,
 ) -> list[tuple[Diagnostics | None, Theory | None]]:
     """Diagnose a round of every run, and measure the theory where that is wanted."""
-    if not stack.has_diagnostics:
-        return [(None, None)] * len(stack.runs)
     found: list[tuple[Diagnostics | None, Theory | None]] = []
     for number in range(len(stack.runs)):
         passes = client_passes(stack, before, participants, number)

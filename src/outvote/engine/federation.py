@@ -30,10 +30,10 @@ class Federation:
                 f"is_byzantine must have one entry for each of the {len(self.parts)} clients, got "
                 f"{len(self.is_byzantine)}."
             )
-        empty = [k for k, part in enumerate(self.parts) if len(part) == 0]
-        if empty or not self.parts:
+        sizes = list(map(len, self.parts))
+        if not sizes or min(sizes) == 0:
             raise ValueError(
-                f"every client must own data, client {empty[0] if empty else 0} of "
+                f"every client must own data, client {sizes.index(0) if sizes else 0} of "
                 f"{len(self.parts)} owns none; use fewer clients or a larger min_size."
             )
 
@@ -64,11 +64,13 @@ def make_federation(
         .fold_in("who-is-byzantine")
         .permutations(num_clients, torch.device("cpu"))
     )
-    byzantine = set(order[0, :count].tolist())
-    return Federation(
-        parts=tuple(torch.as_tensor(np.asarray(part), dtype=torch.int64) for part in parts),
-        is_byzantine=tuple(k in byzantine for k in range(num_clients)),
-    )
+    is_byzantine = [False] * num_clients
+    for client in order[0, :count].tolist():
+        is_byzantine[client] = True
+    samples = []
+    for part in parts:
+        samples.append(torch.as_tensor(np.asarray(part), dtype=torch.int64))
+    return Federation(parts=tuple(samples), is_byzantine=tuple(is_byzantine))
 
 
 def count_sampled(num_clients: int, *, ratio: float | None, number: int | None) -> int:

@@ -1,8 +1,8 @@
 """Step 2 of a round: the clients train, and the server too where a rule needs a reference."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -27,36 +27,44 @@ def local_updates(stack: RunStack, state: State, participants: Participants) -> 
     Byzantine clients whose attack ignores their own gradients do not train: their rows are 0.
     The reference gradients of a round are trained here, once.
     """
-    senders = [
-        (run, client, trains)
-        for run, clients in enumerate(participants.clients)
-        for client, trains in zip(clients, who_trains(stack, participants, run), strict=True)
-    ]
-    rooted = [k for k, run in enumerate(stack.runs) if run.rule.traits.needs_reference]
-    tasks = _client_tasks(stack, participants.number, senders)
-    tasks += [_server_task(stack, k, participants.number) for k in rooted]
+    senders: list[Sender] = []
+    for run, clients in enumerate(participants.clients):
+        trains = who_trains(stack, participants, run)
+        senders += zip(repeat(run), clients, trains, strict=False)
+    tasks, rooted = _client_tasks(stack, participants.number, senders), []
+    for run, each in enumerate(stack.runs):
+        if each.rule.traits.needs_reference:
+            rooted.append(run)
+            tasks.append(_server_task(stack, run, participants.number))
     rate = stack.training.learning_rate_at(participants.number)
     trained = stack.trainer.train(state.weights, state.buffers, tasks, stack.training, rate)
-    trained = _with_buffers(stack, state, tasks, trained)
-    references = dict(zip(rooted, trained.gradients[len(senders) :], strict=True))
-    found = _each(trained, lambda values: values[: len(senders)])
+    if stack.aggregate == "state":
+        trained = _with_buffers(state, tasks, trained)
+    num, references = len(senders), [None] * len(stack.runs)
+    for run, reference in zip(rooted, trained.gradients[num:], strict=True):
+        references[run] = reference
+    found = replace(
+        trained,
+        gradients=trained.gradients[:num],
+        losses=trained.losses[:num],
+        buffers=trained.buffers[:num],
+        num_samples=trained.num_samples[:num],
+        references=tuple(references),
+    )
     if stack.training.client_momentum > 0:
         found = _with_momentum(stack, state, senders, found)
-    return replace(
-        found,
-        references=tuple(references.get(k) for k in range(len(stack.runs))),
-    )
+    return found
 
 
 def who_trains(stack: RunStack, participants: Participants, number: int) -> list[bool]:
     """Return for each client of a run whether its gradient is needed."""
-    is_byzantine = participants.is_byzantine[number].tolist()
+    is_honest = (~participants.is_byzantine[number]).tolist()
     everybody = (
         stack.has_buffers  # Their statistics may be kept with the rows that they send.
-        or all(is_byzantine)
+        or not any(is_honest)
         or stack.runs[number].attack.needs_own()
     )
-    return [everybody or not is_attacker for is_attacker in is_byzantine]
+    return [True] * len(is_honest) if everybody else is_honest
 
 
 def batches_of(stack: RunStack, part: Tensor, stream: RandomStream, training: LocalSGD) -> Batches:
@@ -119,12 +127,8 @@ def _server_task(stack: RunStack, number: int, at: int) -> ClientTask:
     return ClientTask(number, batches, seed=stream.fold_in("model").derived()[0])
 
 
-def _with_buffers(
-    stack: RunStack, state: State, tasks: list[ClientTask], updates: LocalUpdates
-) -> LocalUpdates:
-    """Append the change of the buffers to the gradients, if rules aggregate the whole state."""
-    if stack.aggregate == "parameters":
-        return updates
+def _with_buffers(state: State, tasks: list[ClientTask], updates: LocalUpdates) -> LocalUpdates:
+    """Append the change of the buffers to the gradients: rules aggregate the whole state."""
     runs = on_device([task.run for task in tasks], state.buffers.device)
     change = buffer_changes(state.buffers[runs], updates.buffers).to(updates.gradients)
     return replace(updates, gradients=torch.cat([updates.gradients, change], dim=1))
@@ -150,13 +154,3 @@ def _with_momentum(
         if bool(row.isfinite().all()):
             states[run][client] = row.clone()
     return replace(updates, gradients=rows, client_states=tuple(states))
-
-
-def _each(updates: LocalUpdates, change: Callable[[Tensor], Tensor]) -> LocalUpdates:
-    return replace(
-        updates,
-        gradients=change(updates.gradients),
-        losses=change(updates.losses),
-        buffers=change(updates.buffers),
-        num_samples=change(updates.num_samples),
-    )

@@ -1,12 +1,14 @@
 """Step 6 of a round: evaluate the models, and record what happened."""
 
+from itertools import compress
+
 import torch
 from torch import Tensor
 
 from outvote.engine.client_accuracy import client_accuracy
 from outvote.engine.diagnostics import diagnose
 from outvote.engine.run_stack import Participants, RunStack, State
-from outvote.results.round import Round
+from outvote.results.round import Diagnostics, Round, Theory
 from outvote.rules.rule import Aggregation, known
 from outvote.training.objective import Score
 from outvote.training.trainer import LocalUpdates
@@ -49,40 +51,37 @@ def record(
     scores = known(aggregation.scores).tolist()
     trained_on = num_samples.sum(dim=-1).tolist()
     byzantine = participants.is_byzantine.tolist()
-    own = [
-        client_accuracy(stack.client_tests, run.federation, score.correct)
-        for run, score in zip(stack.runs, tested, strict=True)
-    ]
-    diagnostics = diagnose(stack, before, after, participants, updates, aggregation)
-    return [
-        Round(
-            round=participants.number,
-            num_samples=trained_on[k],
-            loss=losses[k],
-            accuracy=tested[k].accuracy,
-            test_loss=tested[k].loss,
-            clients=tuple(clients),
-            byzantine=_picked(clients, byzantine[k]),
-            num_byzantine_assumed=participants.num_byzantine_assumed[k],
-            num_byzantine_used=aggregation.num_byzantine[k],
-            kept=_picked(clients, kept[k]) if is_known[k] else None,
-            rejected=_picked(clients, rejected[k]),
-            scores=tuple(scores[k]),
-            deviation=distances[k],
-            honest_norm=sizes[k],
-            byzantine_weight=shares[k],
-            client_accuracy=own[k].mean,
-            worst_decile=own[k].worst_decile,
-            client_accuracies=own[k].each,
-            diagnostics=diagnostics[k][0],
-            theory=diagnostics[k][1],
+    diagnostics: list[tuple[Diagnostics | None, Theory | None]] = [(None, None)] * num_runs
+    if stack.has_diagnostics:
+        diagnostics = diagnose(stack, before, after, participants, updates, aggregation)
+    records = []
+    for k, clients in enumerate(participants.clients):
+        own = client_accuracy(stack.client_tests, stack.runs[k].federation, tested[k].correct)
+        records.append(
+            Round(
+                round=participants.number,
+                num_samples=trained_on[k],
+                loss=losses[k],
+                accuracy=tested[k].accuracy,
+                test_loss=tested[k].loss,
+                clients=tuple(clients),
+                byzantine=tuple(compress(clients, byzantine[k])),
+                num_byzantine_assumed=participants.num_byzantine_assumed[k],
+                num_byzantine_used=aggregation.num_byzantine[k],
+                kept=tuple(compress(clients, kept[k])) if is_known[k] else None,
+                rejected=tuple(compress(clients, rejected[k])),
+                scores=tuple(scores[k]),
+                deviation=distances[k],
+                honest_norm=sizes[k],
+                byzantine_weight=shares[k],
+                client_accuracy=own.mean,
+                worst_decile=own.worst_decile,
+                client_accuracies=own.each,
+                diagnostics=diagnostics[k][0],
+                theory=diagnostics[k][1],
+            )
         )
-        for k, clients in enumerate(participants.clients)
-    ]
-
-
-def _picked(clients: list[int], mask: list[bool]) -> tuple[int, ...]:
-    return tuple(client for client, ok in zip(clients, mask, strict=True) if ok)
+    return records
 
 
 def deviations(updates: Tensor, gradients: Tensor, is_byzantine: Tensor) -> tuple[Tensor, Tensor]:

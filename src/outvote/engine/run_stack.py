@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
+from operator import attrgetter
 from typing import Any, final
 
 import torch
@@ -104,7 +105,7 @@ class RunStack:
     def __post_init__(self) -> None:
         """Check that the runs can be stacked."""
         check_choice("aggregate", self.aggregate, ("parameters", "state"))
-        sizes = {run.num_sampled for run in self.runs}
+        sizes = set(map(attrgetter("num_sampled"), self.runs))
         if len(sizes) != 1:
             raise ValueError(
                 f"runs of one stack must sample the same number of clients, got {sorted(sizes)}."
@@ -131,6 +132,13 @@ class RunStack:
         for number, run in enumerate(self.runs):
             groups.setdefault(kind(number, run), []).append(number)
         return list(groups.values())
+
+    def seeds_of(self, numbers: Sequence[int], number: int, name: str) -> list[int]:
+        """Return the seeds of the "attack" or the "rule" of some runs in a round."""
+        found = []
+        for k in numbers:
+            found.append(self.runs[k].seed_of(number, name))
+        return found
 
     def slices(self) -> list[slice]:
         """Return all runs at once, or one after the other."""
@@ -219,7 +227,7 @@ def sample_participants(stack: RunStack, state: State) -> Participants:
         weights = run.selection.weights(suspicions, every)
         some = sample_clients(len(every), run.num_sampled, run.stream(), number, weights)
         clients.append(some)
-        is_byzantine.append([federation.is_byzantine[k] for k in some])
+        is_byzantine.append(list(map(federation.is_byzantine.__getitem__, some)))
         assumed.append(run.num_byzantine_assumed(sum(is_byzantine[-1])))
     return Participants(number, clients, torch.tensor(is_byzantine), assumed)
 
@@ -229,7 +237,7 @@ def remember_scores(
 ) -> tuple[Suspicions, ...]:
     """Return how suspicious the clients of each run are after the round, see `Selection`."""
     before = _suspicions(stack, state)
-    if not any(run.selection.uses_scores for run in stack.runs):
+    if not any(map(attrgetter("selection.uses_scores"), stack.runs)):
         return before  # Scores stay on the GPU.
     scores = known(aggregation.scores).tolist()
     return tuple(

@@ -1,6 +1,7 @@
 """Step 5 of a round: the server applies the updates."""
 
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -47,17 +48,18 @@ def _merged(
     """Merge the buffers of the clients that were kept, of all where that is not known."""
     weights = known(aggregation.weights)
     sent = updates.buffers.view(*weights.shape, -1)
-    rules = [run.rule.traits.selects_clients for run in stack.runs]
+    rules = list(map(attrgetter("rule.traits.selects_clients"), stack.runs))
     selects = on_device(rules, sent.device, torch.bool)
     selects &= ~weights.isnan().any(dim=-1)
-    parts = [
-        merge_buffers(
-            state.buffers[some],
-            sent[some],
-            weights[some] > 0,
-            selects=selects[some],
-            kinds=stack.buffer_kinds,
+    parts = []
+    for some in stack.slices():
+        parts.append(
+            merge_buffers(
+                state.buffers[some],
+                sent[some],
+                weights[some] > 0,
+                selects=selects[some],
+                kinds=stack.buffer_kinds,
+            )
         )
-        for some in stack.slices()
-    ]
     return torch.cat(parts)

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import isfinite
 from typing import Any, final
 
@@ -62,10 +63,9 @@ def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
     device = train.device
     objective = Objective.of(train.targets, loss, has_classes=num_classes is not None)
     chosen = choose_trainer(module, train, objective, optimizer, precision, trainer)
-    sizes = [parameter.numel() for parameter in module.parameters()]
+    sizes = list(map(Tensor.numel, module.parameters()))
     if aggregate == "state":
-        sizes += [buffer.numel() for buffer in module.buffers()]
-
+        sizes += map(Tensor.numel, module.buffers())
     return RunStack(
         runs=tuple(runs),
         trainer=chosen,
@@ -77,7 +77,7 @@ def make_run_stack(  # noqa: PLR0913  (all of what a stack is made of)
         buffer_kinds=BufferKinds.of(module, device),
         aggregate=aggregate,
         has_batch_norm=has_batch_norm(module),
-        has_buffers=any(True for _ in module.buffers()),
+        has_buffers=next(module.buffers(), None) is not None,
         is_batched=device.type != "cpu",
         client_tests=ClientTests.of(train, test, num_classes, groups),
         has_diagnostics=has_diagnostics or has_theory,
@@ -134,9 +134,8 @@ class FittingRounds:
                 f"{size} runs do not fit into memory together; their rounds are run with "
                 f"{plural(fitted, 'run')} at a time."
             )
-        return State.joined([part[0] for part in parts]), [
-            each for part in parts for each in part[1]
-        ]
+        states, records = zip(*parts, strict=True)
+        return State.joined(states), list(chain(*records))
 
 
 def simulate(
@@ -155,30 +154,28 @@ def simulate(
     """
     rounds = FittingRounds(report)
     active = list(range(len(stack.runs)) if numbers is None else numbers)
-    here = stack.only(active)
+    here = stack if active == list(range(len(stack.runs))) else stack.only(active)
     while active and state.round < num_rounds:
         number = state.round + 1
         is_evaluated = number % evaluate_every == 0 or number == num_rounds
         before = state.buffers
         state, records = rounds.run(here, state, is_evaluated=is_evaluated)
         is_finite = _is_finite(state, before)
-        over = [k for k, each in enumerate(records) if not (is_finite[k] and _has_loss(each))]
-        is_last = number == num_rounds
-        records = [
-            each if is_last or k in over else replace(each, client_accuracies=None)
-            for k, each in enumerate(records)
-        ]
-        yield Step(state, active, records, [active[k] for k in over])
+        over, left = [], []
+        for k, each in enumerate(records):
+            has_loss = each.loss is None or isfinite(each.loss)
+            if not (is_finite[k] and has_loss):
+                over.append(active[k])
+                continue
+            left.append(k)
+            if number < num_rounds:
+                records[k] = replace(each, client_accuracies=None)
+        yield Step(state, active, records, over)
         if over:
-            left = [k for k in range(len(active)) if k not in over]
             if not left:
                 return
             active = [active[k] for k in left]
             here, state = here.only(left), state.only(left)
-
-
-def _has_loss(record: Round) -> bool:
-    return record.loss is None or isfinite(record.loss)
 
 
 def _is_finite(state: State, before: Tensor) -> list[bool]:

@@ -160,16 +160,14 @@ class BufferKinds:
     @classmethod
     def of(cls, module: nn.Module, device: torch.device) -> "BufferKinds":
         """Read the kinds of a network's buffers, in their order."""
-        named = list(module.named_buffers())
-        whole = [not buffer.is_floating_point() for _, buffer in named]
-        counters = [name.endswith("num_batches_tracked") for name, _ in named]
-        variances = [name.endswith("running_var") for name, _ in named]
-        sizes = torch.tensor([buffer.numel() for _, buffer in named], dtype=torch.int64)
-        masks = (
-            torch.tensor(marks, dtype=torch.bool).repeat_interleave(sizes).to(device)
-            for marks in (whole, counters, variances)
-        )
-        return cls(*masks)
+        whole, counters, variances = [], [], []
+        for name, buffer in module.named_buffers():
+            num = buffer.numel()
+            whole += [not buffer.is_floating_point()] * num
+            counters += [name.endswith("num_batches_tracked")] * num
+            variances += [name.endswith("running_var")] * num
+        marks = torch.tensor([whole, counters, variances], dtype=torch.bool, device=device)
+        return cls(*marks)
 
 
 def are_same(one: Tensor, two: Tensor) -> Tensor:

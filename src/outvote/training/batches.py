@@ -55,7 +55,7 @@ def draw_batches(part: Tensor, training: LocalSGD, stream: RandomStream, least: 
     num_batches = per_epoch - 1 if num_left < least else per_epoch
     if num_batches == 0:
         empty = torch.empty(0, size, dtype=torch.int64)
-        return Batches(empty, [], _draw_moves(empty, training, generator))
+        return Batches(empty, [], _draw_moves(empty, generator) if training.augment else None)
     num_steps = training.num_steps or training.num_epochs * num_batches
     num_epochs = -(-num_steps // num_batches)
     order = torch.empty(num_epochs, num_own, dtype=torch.int64)
@@ -66,12 +66,11 @@ def draw_batches(part: Tensor, training: LocalSGD, stream: RandomStream, least: 
         index = F.pad(index, (0, per_epoch * size - num_own), value=-1)
     index = index.view(num_epochs, per_epoch, size)[:, :num_batches].flatten(0, 1)[:num_steps]
     sizes = [size] * (num_batches - 1) + [min(size, num_left) if num_batches == per_epoch else size]
-    return Batches(index, (sizes * num_epochs)[:num_steps], _draw_moves(index, training, generator))
+    moves = _draw_moves(index, generator) if training.augment else None
+    return Batches(index, (sizes * num_epochs)[:num_steps], moves)
 
 
-def _draw_moves(index: Tensor, training: LocalSGD, generator: torch.Generator) -> Tensor | None:
-    if not training.augment:
-        return None
+def _draw_moves(index: Tensor, generator: torch.Generator) -> Tensor:
     span = 2 * LARGEST_SHIFT + 1
     shifts = torch.randint(span, (*index.shape, 2), generator=generator) - LARGEST_SHIFT
     mirrors = torch.randint(2, (*index.shape, 1), generator=generator)

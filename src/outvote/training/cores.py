@@ -209,9 +209,10 @@ class _Client:
         """Train one client: fill its gradient and its buffers, and return its mean loss."""
         self.weights.copy_(weights)
         self.velocity.zero_()
-        own = list(self.module.buffers())
-        for buffer, values in zip(own, buffers.split([b.numel() for b in own]), strict=True):
-            buffer.copy_(values.view_as(buffer))
+        start = 0
+        for buffer in self.module.buffers():
+            buffer.copy_(buffers[start : start + buffer.numel()].view_as(buffer))
+            start += buffer.numel()
         total = torch.zeros((), dtype=torch.float64)
         with torch.autocast("cpu", enabled=False):  # A caller may be in it.
             for inputs, targets in batches_of(task, self.samples):

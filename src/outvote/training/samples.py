@@ -130,13 +130,13 @@ class ArraySamples:
     ) -> None:
         """Take arrays ``[samples, ...]``; `is_channels_last`: images, channels as the last axis."""
         self.dtype = dtype
-        self.arrays = tuple(self._moved_to(torch.as_tensor(each), device) for each in arrays)
-        self.targets = self._moved_to(torch.as_tensor(targets), device)
+        moved = []
+        for each in (*arrays, targets):
+            values = torch.as_tensor(each)
+            moved.append(values.to(device, dtype if values.is_floating_point() else values.dtype))
+        *found, self.targets = moved
+        self.arrays = tuple(found)
         self.is_channels_last = is_channels_last
-
-    def _moved_to(self, values: Tensor, device: torch.device) -> Tensor:
-        kind = self.dtype if values.is_floating_point() else values.dtype
-        return values.to(device, kind)
 
     def __len__(self) -> int:
         """How many samples there are."""
@@ -150,7 +150,9 @@ class ArraySamples:
     def inputs(self, index: Tensor, moves: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return the arguments of a model for some samples, ``[*index, ...]``."""
         del moves
-        found = [self._floats(_picked(values, index)) for values in self.arrays]
+        found = []
+        for values in self.arrays:
+            found.append(self._floats(_picked(values, index)))
         if self.is_channels_last:
             found[0] = found[0].movedim(-1, index.dim())
         return tuple(found)

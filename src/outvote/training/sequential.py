@@ -114,23 +114,18 @@ class SequentialTrainer:
         self, weights: Tensor, buffers: Tensor, samples: Samples, strata: Strata | None = None
     ) -> list[Score]:
         """Evaluate the model of each run on some samples; with `strata`, count by stratum too."""
-        return [
-            self._evaluate_one(own, state, samples, strata)
-            for own, state in zip(weights, buffers, strict=True)
-        ]
-
-    def _evaluate_one(
-        self, weights: Tensor, buffers: Tensor, samples: Samples, strata: Strata | None
-    ) -> Score:
-        total = torch.zeros(4, dtype=torch.float64, device=samples.device)
-        counts = total[:0] if strata is None else strata.zeros()
-        with self._lent(0, weights, buffers) as module:
-            module.eval()
-            for index in torch.arange(len(samples)).split(EVALUATED_AT_ONCE):
-                outputs = module(*samples.inputs(index))
-                tally = strata and partial(strata.add_correct, counts, index)
-                total += self.objective.measure(outputs, samples.targets[index], tally)
-        return self.objective.score(torch.cat([total, counts]))
+        scores = []
+        for own, state in zip(weights, buffers, strict=True):
+            total = torch.zeros(4, dtype=torch.float64, device=samples.device)
+            counts = total[:0] if strata is None else strata.zeros()
+            with self._lent(0, own, state) as module:
+                module.eval()
+                for index in torch.arange(len(samples)).split(EVALUATED_AT_ONCE):
+                    outputs = module(*samples.inputs(index))
+                    tally = strata and partial(strata.add_correct, counts, index)
+                    total += self.objective.measure(outputs, samples.targets[index], tally)
+            scores.append(self.objective.score(torch.cat([total, counts])))
+        return scores
 
     @contextmanager
     def _lent(self, seed: int, weights: Tensor, buffers: Tensor) -> Iterator[nn.Module]:
@@ -194,7 +189,10 @@ def copy_of(module: nn.Module) -> nn.Module:
 def buffers_of(module: nn.Module) -> Tensor:
     """Return the buffers of a network as one vector; float64 holds counters too."""
     none = next(module.parameters()).detach().new_empty(0, dtype=torch.float64)
-    return torch.cat([none, *(buffer.detach().flatten().double() for buffer in module.buffers())])
+    found = [none]
+    for buffer in module.buffers():
+        found.append(buffer.detach().flatten().double())
+    return torch.cat(found)
 
 
 @torch.no_grad()

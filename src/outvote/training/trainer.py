@@ -61,10 +61,10 @@ def train_each(
     """Train one task after the other."""
     gradients = weights.new_empty(len(tasks), weights.shape[1])
     after = buffers.new_empty(len(tasks), buffers.shape[1])
-    losses = [
-        train_one(task, weights[task.run], buffers[task.run], training, learning_rate, *out)
-        for task, *out in zip(tasks, gradients, after, strict=True)
-    ]
+    losses = []
+    for task, *out in zip(tasks, gradients, after, strict=True):
+        start = weights[task.run], buffers[task.run]
+        losses.append(train_one(task, *start, training, learning_rate, *out))
     return LocalUpdates(
         gradients=gradients,
         losses=torch.tensor(losses, dtype=torch.float64),
