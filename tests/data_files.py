@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 
-from outvote.data.checksum import sha256_of
+from outvote.data.array_dataset import sha256_of
 from outvote.data.cifar import Cifar, cifar_forms
 from outvote.data.dataset_entry import DatasetEntry, Download, Form, RemoteFile, has_all
 from outvote.data.mnist import FILES, read_idx

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from outvote.data.checksum import sha256_of
+from outvote.data.array_dataset import sha256_of
 from outvote.data.mnist import EMBEDDED, FASHION, FASHION_MD5, read_idx
 
 NUM_TRAIN, NUM_TEST = 600, 200

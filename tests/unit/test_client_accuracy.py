@@ -14,8 +14,7 @@ import outvote as ov
 from federations import CPU, TRAINING, make_runs, networks, samples
 from made_results import made_results, reseal, write_store
 from outvote.cli import main
-from outvote.engine.client_accuracy import ClientTests, client_accuracy, num_worst
-from outvote.engine.federation import make_federation
+from outvote.engine.federation import ClientTests, client_accuracy, make_federation, num_worst
 from outvote.engine.simulation import first_state, make_run_stack, simulate
 from outvote.report.layout import grids_of
 from outvote.report.rendered_table import render

@@ -256,7 +256,7 @@ def test_bad_json_is_named(tmp_path, content, message):
 
 
 def test_writers_of_the_subset_without_training_data_are_left_out(tmp_path):
-    from outvote.data.checksum import sha256_of
+    from outvote.data.array_dataset import sha256_of
 
     arrays = {
         "train_x": np.zeros((3, 28, 28), np.uint8),

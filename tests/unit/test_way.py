@@ -13,13 +13,13 @@ from way import count, long_functions
 
 # Call: functions, files, depth. Lower them with the code; they never rise.
 BUDGETS = {
-    "mean": (105, 17, 16),
-    "multi-krum": (148, 22, 26),
-    "gas(median)": (215, 26, 36),
-    "simulate": (790, 95, 45),
+    "mean": (37, 9, 9),
+    "multi-krum": (60, 11, 14),
+    "gas(median)": (95, 15, 18),
+    "simulate": (451, 65, 30),
 }
 # Functions of more than 40 lines, in which a way would hide. None may be added.
-LONG = {"rules/aggregate.py:_merged", "engine/record.py:record", "simulator.py:simulate"}
+LONG = {"engine/record.py:record", "simulator.py:simulate"}
 
 
 @pytest.fixture(scope="module")

@@ -136,7 +136,7 @@ def _count(num_train: int | None, num_test: int | None) -> str:
 
 
 def _print_dataset(dataset: "ArrayDataset", entry: "DatasetEntry", as_json: bool) -> None:
-    from outvote.data.checksum import sha256_of
+    from outvote.data.array_dataset import sha256_of
 
     facts = {
         "dataset": dataset.name,

@@ -1,5 +1,6 @@
 """Samples of any kind in memory: features, images, token ids; targets of any shape."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -310,3 +311,11 @@ def _groups(groups: Any) -> Array:
 
 def _kind(values: Array) -> str:
     return f"{values.dtype} {list(values.shape[1:])}"
+
+
+def sha256_of(*arrays: np.ndarray[Any, Any]) -> str:
+    """Return the sha256 of the bytes of some arrays, one after the other."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

@@ -38,14 +38,6 @@ def read_inside(path: Path) -> tuple[bytes, str]:
     return content, _new_md5(content).hexdigest()
 
 
-def sha256_of(*arrays: np.ndarray[Any, Any]) -> str:
-    """Return the sha256 of the bytes of some arrays, one after the other."""
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
-
-
 def check_sum(what: str, expected: str, got: str, remedy: str = FETCH_AGAIN) -> None:
     """Raise unless two checksums agree."""
     if got != expected:

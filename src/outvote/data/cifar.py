@@ -15,8 +15,8 @@ from typing import Any, TypeGuard, final
 
 import numpy as np
 
-from outvote.data.array_dataset import ArrayDataset, Images, Labels, image_dataset
-from outvote.data.checksum import MOST_INSIDE, check_sum, read_npz, sha256_of
+from outvote.data.array_dataset import ArrayDataset, Images, Labels, image_dataset, sha256_of
+from outvote.data.checksum import MOST_INSIDE, check_sum, read_npz
 from outvote.data.dataset_entry import DatasetEntry, Download, Form, Package, RemoteFile, has_all
 from outvote.data.faults import FETCH_AGAIN, fetch_again
 from outvote.data.image_files import read_rgb

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outvote.data.array_dataset import ArrayDataset, Images, Labels, image_dataset
+from outvote.data.array_dataset import ArrayDataset, Images, Labels, image_dataset, sha256_of
 from outvote.data.cache import decoded_once
-from outvote.data.checksum import check_sum, read_npz, sha256_of
+from outvote.data.checksum import check_sum, read_npz
 from outvote.data.faults import DamagedDataError
 from outvote.text import short_line
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from outvote.data.array_dataset import ArrayDataset, image_dataset
-from outvote.data.checksum import check_sum, read_inside, read_npz, sha256_of
+from outvote.data.array_dataset import ArrayDataset, image_dataset, sha256_of
+from outvote.data.checksum import check_sum, read_inside, read_npz
 from outvote.data.dataset_entry import DatasetEntry, Download, Form, Package, RemoteFile
 from outvote.data.faults import fetch_again
 from outvote.text import shortened

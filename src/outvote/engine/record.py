@@ -5,8 +5,8 @@ from itertools import compress
 import torch
 from torch import Tensor
 
-from outvote.engine.client_accuracy import client_accuracy
 from outvote.engine.diagnostics import diagnose
+from outvote.engine.federation import client_accuracy
 from outvote.engine.run_stack import Participants, RunStack, State
 from outvote.results.round import Diagnostics, Round, Theory
 from outvote.rules.rule import Aggregation, known

@@ -1,11 +1,10 @@
 """One round of all runs, read from top to bottom."""
 
-from outvote.engine.aggregate_step import aggregate
+from outvote.engine.aggregate_step import aggregate, apply_update
 from outvote.engine.attack_step import attack
 from outvote.engine.local_updates import local_updates
 from outvote.engine.record import record
 from outvote.engine.run_stack import RunStack, State, sample_participants
-from outvote.engine.server_step import apply_update
 from outvote.results.round import Round
 
 

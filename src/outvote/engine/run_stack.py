@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from outvote.attacks.attack import Attack
-from outvote.engine.client_accuracy import ClientTests
-from outvote.engine.federation import Federation, sample_clients
+from outvote.engine.federation import ClientTests, Federation, sample_clients
 from outvote.errors import check_choice
 from outvote.ops.process import on_device
 from outvote.rules.aggregate import num_from_fraction

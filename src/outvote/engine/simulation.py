@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from outvote.engine.client_accuracy import ClientTests
+from outvote.engine.federation import ClientTests
 from outvote.engine.round import run_round
 from outvote.engine.run_stack import Run, RunStack, State
 from outvote.errors import OutvoteWarning, plural

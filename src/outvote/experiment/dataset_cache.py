@@ -7,9 +7,8 @@ from typing import final
 import numpy as np
 import torch
 
-from outvote.data.array_dataset import Array, ArrayDataset, make_dataset
+from outvote.data.array_dataset import Array, ArrayDataset, make_dataset, sha256_of
 from outvote.data.catalog import DATASETS
-from outvote.data.checksum import sha256_of
 from outvote.data.loader import load
 from outvote.experiment.run_spec import DataSpec
 from outvote.results.schema import DataUsed
