@@ -108,6 +108,14 @@ def test_another_thread_that_wants_speed_waits_with_it(setting):
     assert setting[0].fp32_precision == "tf32"
 
 
+def test_who_comes_later_is_exact_whatever_code_inside_has_set(setting):
+    with exact_products(CPU):
+        setting[0].fp32_precision = "bf16"
+        with exact_products(CPU):
+            assert setting[0].fp32_precision == "ieee"
+    assert setting[0].fp32_precision == "tf32"
+
+
 def test_a_rule_is_exact_whatever_its_caller_has_set(setting):
     seen = []
 

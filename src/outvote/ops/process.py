@@ -129,17 +129,15 @@ class _Settings:
         self.lock = Lock()
         self.inside = {"products": 0, "layers": 0, "fast": 0}
         self.saved: list[str] = []
-        self.now: list[str] = []
 
     def add(self, kind: str, number: int) -> None:
         """Count who comes and goes, and change the settings to what all inside need."""
         with self.lock:
             if not any(self.inside.values()):
                 self.saved = list(map(attrgetter("fp32_precision"), self.backends))
-                self.now = list(self.saved)
             self.inside[kind] += number
-            if self.inside[kind] != max(0, number):
-                return  # Neither the first to come in nor the last to go out: others need the same.
+            if number < 0 < self.inside[kind]:
+                return  # Others need the same.
             inside = self.inside
             for k, backend in enumerate(self.backends):
                 name = self.saved[k]
@@ -147,8 +145,8 @@ class _Settings:
                     name = name if name in EXACT else EXACT[0]
                 elif inside["fast"] and len(self.backends) > 1:
                     name = "tf32"
-                if name != self.now[k]:
-                    backend.fp32_precision = self.now[k] = name
+                if name != backend.fp32_precision:  # Somebody inside may have changed it.
+                    backend.fp32_precision = name
 
 
 EXACT = ("ieee", "none", "highest")
