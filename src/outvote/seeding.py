@@ -183,7 +183,10 @@ def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Keep other threads from training: meanwhile no network has the weights of a client."""
+    """Keep other threads from training and from the global generators.
+
+    Meanwhile no network has the weights of a client, and nobody else draws.
+    """
     with _LOCK[0]:
         yield
 

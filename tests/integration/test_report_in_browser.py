@@ -1,6 +1,7 @@
 """Pages in a real browser, opened from disk: they work, are quiet, and load nothing."""
 
 import csv
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from outvote.report.rendered_table import number
 from outvote.results.audit_log import ClientRecord
 from outvote.results.collect import collect
 from outvote.results.export import read_export, to_export
+from outvote.results.schema import VERSION
 from outvote.results.series import Clients
 
 pytestmark = pytest.mark.skipif(
@@ -183,7 +185,8 @@ def test_runs_that_have_only_begun_are_shown_as_far_as_they_are(browser, folder)
         is_first = path.name.startswith("mean")
         lines = (path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
         (path / "metrics.jsonl").write_bytes(b"" if is_first else lines[0] + lines[1][:40])
-        (path / "status.json").write_text('{"outcome": "running", "round": 0, "num_rounds": 3}')
+        status = {"version": VERSION, "outcome": "running", "round": 0, "num_rounds": 3}
+        (path / "status.json").write_text(json.dumps(status))
         (path / "audit.npz").unlink()
         (path / "env.json").unlink()
     results = collect([folder / "begun"])

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from inspect import signature
-from threading import Lock
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from outvote.models.networks import (
     squeezenet,
 )
 from outvote.plugins import plugin_names
-from outvote.seeding import seed_from
+from outvote.seeding import alone, seed_from
 from outvote.user_objects import find_own, is_own
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -38,7 +37,6 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 ANY_SHAPE = ("gelu-mlp",)
 AXES = {1: "(length,)", 3: "(height, width, channels)"}
 
-_LENT = Lock()
 """All threads share torch's generator: two at once would draw from each other's seeds."""
 
 
@@ -68,7 +66,7 @@ def make_model(
         return make_own_model(find_own("model", name), num_classes, seed_from(seed))
     shape = () if input_shape is None else (_checked_shape(name, input_shape),)
     # torch's layers draw from the global generator: lent for a moment, and put back as it was.
-    with _LENT, torch.random.fork_rng(devices=[]):
+    with alone(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed_from(seed))
         return MODELS[name](num_classes, *shape)
 
@@ -96,7 +94,7 @@ def make_own_model(model: Any, num_classes: int | None, seed: int) -> nn.Module:
     takes = {}
     if num_classes is not None and "num_classes" in signature(model).parameters:
         takes["num_classes"] = num_classes
-    with _LENT, torch.random.fork_rng(devices=[]):
+    with alone(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
             made = model(**takes)

@@ -72,7 +72,7 @@ class CoresTrainer:
         self._seconds = 0.0
         self._forked: Workers | None = None
         self._num_failures = 0
-        self._is_free = Lock()
+        self._is_free, self._is_mine = Lock(), Lock()
 
     def train(
         self,
@@ -88,8 +88,11 @@ class CoresTrainer:
             return found
         began = time.perf_counter()
         given = weights, buffers, tasks, training, learning_rate
-        # On one core, as in a process: the bits do not depend on where a client trains.
-        (found,) = mapped(lambda one: train_each(one, *given), [self._train_one], on_one_core=True)
+        # On one core, as in a process: the bits do not depend on where a client trains. One thread
+        # at a time: all runs that share a trainer share its network.
+        with self._is_mine:
+            one = [self._train_one]
+            (found,) = mapped(lambda train: train_each(train, *given), one, on_one_core=True)
         self._seconds += time.perf_counter() - began
         return found
 
