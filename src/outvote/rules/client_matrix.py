@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from outvote.rules.groups import Groups
     from outvote.rules.rule import Aggregation, RoundInfo
 
-# Pairs and groups whose distances are redone together: so many values at once.
-REDONE_VALUES = 1 << 24
+# Distances are redone from so many values at once.
+REDONE_VALUES = {"cpu": 1 << 24, "cuda": 1 << 27}
 # Sums of rows up to this norm are finite in float32.
 SUMMED_NORM = 1e30
 TINY_WEIGHT = 1e-30
@@ -191,9 +191,11 @@ class ClientMatrix:
         if len(where) > 1 and 2 * int(where.sum()) < len(pairs_of_any) * len(where):
             self._redo_entries(result.view_as(where), where)
             return
-        # The same clients are alike in all groups: they collude.
-        at_once = max(1, REDONE_VALUES // (len(where) * self.dim))
-        for some in pairs_of_any.split(at_once if len(self.batch) > 1 else len(pairs_of_any)):
+        # The same clients are alike in all groups: they collude. All pairs at once where the values
+        # come in tiles: files are read once then.
+        at_once = max(1, self._num_redone() // (len(where) * self.dim))
+        is_tiled = len(self.batch) == 1 and self.device.type == "cpu"
+        for some in pairs_of_any.split(len(pairs_of_any) if is_tiled else at_once):
             left, right = some.unbind(dim=-1)
             exact = self.values.total(lambda tile: pairs.differences_of_pairs(tile, left, right))  # noqa: B023
             exact = torch.where(
@@ -205,11 +207,14 @@ class ClientMatrix:
     def _redo_entries(self, result: Pairs, inexact: Tensor) -> None:
         """Redo single entries: two clients happen to be close in one group."""
         columns = self.columns.reshape(len(inexact), self.dim, self.num_clients)
-        for some in inexact.nonzero().split(max(1, REDONE_VALUES // self.dim)):
+        for some in inexact.nonzero().split(max(1, self._num_redone() // self.dim)):
             group, left, right = some.unbind(dim=-1)
             exact = pairs.differences_of_entries(columns, some).to(result.dtype)
             result[group, left, right] = exact
             result[group, right, left] = exact
+
+    def _num_redone(self) -> int:
+        return REDONE_VALUES.get(self.device.type, REDONE_VALUES["cuda"])
 
     def same_for_copies(self, scores: PerClient) -> PerClient:
         """Give copies of a client its score to the last bit: ties are settled by index."""

@@ -375,14 +375,25 @@ def row_facts(gradients: "Rows | Stream") -> RowFacts:
     largest, everyone = min(LARGEST, torch.finfo(gradients.dtype).max), gradients.shape[1]
     is_finite, originals = [[True] * everyone] * len(norms), [list(range(everyone))] * len(norms)
     for run, own in enumerate(norms):
-        if not sum(own) <= largest:  # Also where a norm is not a number.
+        # Written so that a norm that is not a number is looked at, too.
+        if not (sum(own) <= largest and min(own, default=1.0) >= SMALLEST_NORM):
             is_finite[run] = finite_rows(gradients[run], own)
-        for row, norm in enumerate(own):
-            if (norm == torch.inf or norm < SMALLEST_NORM) and is_finite[run][row]:
-                own[row] = float(row_norms(gradients[run, row : row + 1].double()))
+            _redo_norms(gradients[run], own, is_finite[run])
         if len(set(own)) < everyone:
             originals[run] = find_originals(gradients[run], own)
     return RowFacts(norms, is_finite, originals)
+
+
+def _redo_norms(rows: Tensor, norms: list[float], is_finite: list[bool]) -> None:
+    """Work out again, in float64, what float32 may have lost: very large and very small norms."""
+    lost = [
+        row
+        for row, norm in enumerate(norms)
+        if is_finite[row] and (norm == torch.inf or norm < SMALLEST_NORM)
+    ]
+    if lost:
+        for row, norm in zip(lost, row_norms(rows[lost].double()).tolist(), strict=True):
+            norms[row] = norm
 
 
 def find_originals(rows: Tensor, norms: list[float]) -> list[int]:
